@@ -6,7 +6,6 @@ A process loads one archive: an archive contains its own package `handlers`, and
 name. So this module does not import `handlers`, and neither does a program before it loads an archive.
 """
 
-import hashlib
 import importlib
 import inspect
 import json
@@ -20,14 +19,18 @@ from typing import Any, Literal
 
 import yaml
 
-from deploy.places import ARCHIVE, ROOT
+from deploy.places import ARCHIVE
 from torchserve_client.version import VERSION
 
 MANIFEST, CONFIG, BUILD = "MAR-INF/MANIFEST.json", "model-config.yaml", "build.json"
 
 
-class OtherRelease(Exception):
-    """An archive has other handlers than this installation; the message is one line."""
+# The format of archives whose handlers the hosts in Python can call; handlers.archive_files writes it into build.json.
+FORMAT = 4
+
+
+class OtherFormat(Exception):
+    """An archive has handlers that these hosts cannot call; the message is one line."""
 
 
 class NoMetrics:
@@ -106,25 +109,14 @@ def build_of(archive: Path) -> dict[str, Any]:
     return build if isinstance(build, dict) else {}
 
 
-def check_release(archive: Path, root: Path = ROOT) -> None:
-    """Raise OtherRelease unless the archive's handlers are this installation's, whose core a host in Python drives."""
+def check_format(archive: Path) -> None:
+    """Raise OtherFormat unless the archive has our format, whichever release built it, or is not one of ours."""
     build = build_of(archive)
-    if not build:
-        return  # not one of ours
-    maker, files = build.get("made_with") or "an older version", build.get("files") or {}
-    modules = {path.relative_to(root).as_posix(): path for path in (root / "handlers").rglob("*.py")}
-    own = {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in modules.items()}
-    changed = sorted({name for name, _ in own.items() ^ files.items() if name.startswith("handlers/")})
-    if maker != VERSION:
-        cause = f"with torchserve-batching {maker}, and this is {VERSION}"
-    elif own and changed:  # the image of one process has no handlers beside it
-        cause = f"from another state of {VERSION}: {len(changed)} modules differ, such as {changed[0]}"
-    else:
-        return
-    raise OtherRelease(
-        f"{archive.name} was built {cause}; only TorchServe serves archives of other releases: build it again with "
-        f"{ARCHIVE}, or serve it with TorchServe"
-    )
+    if build and (found := build.get("format", 1)) != FORMAT:
+        raise OtherFormat(
+            f"{archive.name} has format {found}, of torchserve-batching {build.get('made_with') or 'of old'}, and this "
+            f"is {VERSION} with format {FORMAT}: build it again with {ARCHIVE}, or serve it with TorchServe"
+        )
 
 
 def _read(archive: Path, name: str) -> str:

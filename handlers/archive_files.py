@@ -20,8 +20,9 @@ from handlers.proofs import Proof, read_proofs
 
 logger = logging.getLogger(__name__)
 
-# The version of build.json, of settings and of metrics. It counts up with each change that older archives do not have.
-FORMAT = 3
+# The version of build.json, of settings, of metrics and of the names that hosts in Python import. It counts up with
+# each change that older archives do not have.
+FORMAT = 4
 BUILD = "build.json"
 CONFIG = "model-config.yaml"
 # Programs that PyTorch runs in place of OpenVINO's graph, beside a checkpoint's safetensors.

@@ -30,7 +30,7 @@ from handlers.engines.compilation import attempt
 from handlers.errors import LOAD_FAILED, InvalidConfig, reason, where
 from handlers.metrics import REQUEST
 from handlers.pipeline.flow import Pipeline
-from handlers.pipeline.task import Config, Hooks, Item
+from handlers.pipeline.task import Config, Hooks, Item, Shaped, inputs_of, samples_of
 from handlers.protocol.responses import Reply
 from handlers.torchserve import BaseHandler, make_reporter
 from handlers.warm_up import decode_items, free_memory, measure_change, prepare
@@ -117,7 +117,7 @@ class BatchHandler(BaseHandler, Hooks[Config, Item]):  # type: ignore[misc]
                 check_mode(settings)
                 recorder = self.reporter.recorder
                 self.core = Core(self, trial.choose(), recorder, self._timeout_s)
-                self.exchanges = Exchanges(self.core, window, recorder)
+                self._exchanges = Exchanges(self.core, window, recorder, has_target=target_ms is not None)
             else:
                 self._start_classic(window, trial)
             proofs = {**self.metadata.proofs, **{name: proof.to_json() for name, proof in trial.proofs.items()}}
@@ -135,7 +135,7 @@ class BatchHandler(BaseHandler, Hooks[Config, Item]):  # type: ignore[misc]
         self.initialized = True
         logger.info("Loaded %s: %s", name, self.engine.description)
 
-    def _read_config(self, settings: Mapping[str, Any]) -> Config:
+    def _read_config(self, settings: Mapping[str, object]) -> Config:
         try:
             check_names(settings)
             config = cast(Config, parse(self.config_class, settings.get("handler")))
@@ -149,11 +149,11 @@ class BatchHandler(BaseHandler, Hooks[Config, Item]):  # type: ignore[misc]
         if self.device.type != "cpu" and whole:
             line = LatencyModel(whole).line
             self.overhead = self.overhead.measured(line.fixed_s, line.token_s)
-        prepare(self, self.sample(), min(window, self.config.max_batch_items))
-        threads = available_threads(self.config.decode_threads) if self.decodes_in_threads else 1
+        prepare(self, min(window, self.config.max_batch_items))
+        threads = available_threads(self.config.decode_threads) if inputs_of(self).in_threads else 1
         self.pipeline = Pipeline(self, self.reporter.recorder, decode_threads=threads)
         connection = frontend_connection()
-        self.keeper = None if connection is None else ConnectionKeeper(connection)
+        self._keeper = None if connection is None else ConnectionKeeper(connection)
 
     def _record_graphs(self) -> None:
         """Let a GPU's engine record CUDA graphs; without them, as after any failure, the model runs eagerly."""
@@ -167,12 +167,14 @@ class BatchHandler(BaseHandler, Hooks[Config, Item]):  # type: ignore[misc]
                     raise RuntimeError("the last worker ended while it recorded")
                 limits = config.max_batch_items, config.max_batch_tokens
                 budget = Budget(config.cuda_graph_seconds, config.cuda_graph_gib * 2**30, *limits)
-                recorded = self.engine.record(self.examples(decode_items(self, self.samples())), budget)
+                items = decode_items(self, samples_of(self))
+                shapes = self.examples(items) if isinstance(self, Shaped) else [self.collate([each]) for each in items]
+                recorded = self.engine.record(shapes, budget)
         except Exception as error:
             logger.warning("CUDA graphs: none, %s", reason(error))
             return
-        self.overhead = replace(self.overhead, sizes=tuple(sorted({shape[0] for shape in recorded})))
-        self.graph_lengths = sorted({shape[1] for shape in recorded if len(shape) == 2})
+        sizes, lengths = {shape[0] for shape in recorded}, {shape[1] for shape in recorded if len(shape) == 2}
+        self.overhead = replace(self.overhead, sizes=tuple(sorted(sizes)), lengths=tuple(sorted(lengths)))
 
     def _log_change(self) -> None:
         """Log how much a GPU's default precision changes the samples' outputs; the first load measures it."""
@@ -206,13 +208,13 @@ class BatchHandler(BaseHandler, Hooks[Config, Item]):  # type: ignore[misc]
     def handle(self, data: list[dict[str, Any]], context: Any) -> list[bytes]:
         """Return one body for each row of TorchServe's, with statuses and headers in its context."""
         if self.config.scheduling.mode == "adaptive":
-            self.exchanges.serve(context.cl_socket)
-        if self.keeper is None:
+            self._exchanges.serve(context.cl_socket)
+        if self._keeper is None:
             return self.pipeline.serve(data, context, BATCH_SHARE * self._timeout_s)
         sent = map(context.get_all_request_header, context.request_ids)
         batch = dict(zip(context.request_ids.values(), map(NewRequest, data, sent), strict=True))
         with guard.watch():
-            serve_batches(context.cl_socket, batch, partial(self._answer_batch, context.metrics, self.keeper))
+            serve_batches(context.cl_socket, batch, partial(self._answer_batch, context.metrics, self._keeper))
         logger.warning("Frontend disconnected.")
         sys.exit(0)
 

@@ -27,7 +27,7 @@ MOST_PROBLEMS = 5  # the most problems of an item's options in a message: every 
 SETTINGS = ConfigDict(extra="forbid", strict=True)
 
 
-def doc(default: Any, description: str) -> Any:
+def doc(default: object, description: str) -> Any:
     """The default of a setting or an option, and its line in the reference."""
     return Field(default=default, description=description)
 
@@ -127,7 +127,7 @@ class TensorNames:
 def from_mapping(cls: Callable[..., Any]) -> BeforeValidator:
     """Return a validator that turns YAML's mapping into settings, which strict parsing would refuse."""
 
-    def read(value: Any) -> Any:
+    def read(value: object) -> Any:
         if isinstance(cls, type) and isinstance(value, cls):
             return value
         if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
@@ -194,7 +194,7 @@ class NoOptions:
 
 
 def check_names(
-    settings: Any,
+    settings: object,
     known: Set[str] = FRONTEND_NAMES | WORKER_NAMES,
     otherwise: str = "settings of a task belong under handler:",
 ) -> None:
@@ -228,7 +228,7 @@ def _fold(name: str) -> str:
     return name.lower().replace("_", "").replace("-", "")
 
 
-def parse(cls: Callable[..., T], values: Any) -> T:
+def parse(cls: Callable[..., T], values: object) -> T:
     """Parse the mapping under `handler:` (None is empty) as a class of settings; InvalidConfig lists all problems."""
     values = {} if values is None else values
     if not isinstance(values, Mapping) or not all(isinstance(key, str) for key in values):
@@ -239,7 +239,7 @@ def parse(cls: Callable[..., T], values: Any) -> T:
         raise InvalidConfig(f"handler: {_problems(error, cls=cls)}") from None
 
 
-def parse_options(cls: Callable[..., T], values: Mapping[str, Any]) -> T:
+def parse_options(cls: Callable[..., T], values: Mapping[str, object]) -> T:
     """Parse the fields beside an input; InvalidOption lists the first problems, and the known options."""
     if len(values) > MOST_OPTIONS:
         raise InvalidOption(TOO_MANY.format(len(values)))

@@ -15,7 +15,8 @@ from pydantic.errors import PydanticUserError
 from handlers import archive_files
 from handlers.engines import Engine
 from handlers.errors import InvalidConfig
-from handlers.pipeline.task import Task
+from handlers.pipeline.task import Task, inputs_of, samples_of
+from handlers.pipeline.values import Inputs, check_attributes
 from handlers.protocol.fields import Fields
 from handlers.protocol.metadata import Metadata, TensorMetadata
 from handlers.protocol.output_tensors import ERROR, Model
@@ -33,24 +34,24 @@ SCHEMA_WORDS = ("type", "enum", "minimum", "exclusiveMinimum", "maximum", "exclu
 
 def describe(task: Task, name: str, version: str | None) -> tuple[Shape, Metadata]:
     """Describe a loaded task, with its registered name and version and the settings' names of tensors."""
-    config = task.config
-    inputs = _inputs(task)
-    names = _choose_names("outputs", task.output_tensors.names, config.tensors.outputs, (ERROR,))
-    outputs = task.output_tensors.rename(names) if config.tensors.outputs else task.output_tensors
+    check_attributes(task)
+    config, accepted, results = task.config, inputs_of(task), task.results
+    inputs = _inputs(task, accepted)
+    names = _choose_names("outputs", results.tensors.names, config.tensors.outputs, (ERROR,))
+    outputs = results.tensors.rename(names) if config.tensors.outputs else results.tensors
     own = Fields(
-        task.inputs,
+        accepted.fields,
         config.max_request_items,
         options=frozenset(field.name for field in fields(task.options_class)),
-        item_dimensions=task.item_dimensions,
+        item_dimensions=accepted.dimensions,
         tensors={tensor.name: key for key, tensor in inputs.items()},
-        piped=task.piped,
+        piped=results.piped,
     )
-    model = Model(name, version, outputs, {names[name]: dimension for name, dimension in task.batch_dims.items()})
-    items = task.items(own, model)
-    limits = (config.max_body_bytes, model, task.inputs, config.max_request_items)
-    shape = Shape(items, *limits, task.api, task.media_types, task.only_values(), task.ranges)
-    payload = task.sample()
-    item = None if payload is None else next(iter(decode_items(task, [payload])), None)
+    model = Model(name, version, outputs, {names[name]: dimension for name, dimension in results.batch_dims.items()})
+    items = own if accepted.items is None else accepted.items(own, model)
+    limits = (config.max_body_bytes, model, accepted.fields, config.max_request_items)
+    shape = Shape(items, *limits, results.api, accepted.media_types, results.only, results.ranges)
+    item = next(iter(decode_items(task, samples_of(task)[:1])), None)
     metadata = Metadata(
         name=name,
         version=version,
@@ -62,9 +63,9 @@ def describe(task: Task, name: str, version: str | None) -> tuple[Shape, Metadat
         max_batch_size=_most_rows(task, item),
         max_request_items=config.max_request_items,
         options=_options(task.options_class, config),
-        accepts=[*task.media_types, "application/json"],
-        api=task.api,
-        view=task.view,
+        accepts=[*accepted.media_types, "application/json"],
+        api=results.api,
+        view=results.view,
         proofs={precision: proof.to_json() for precision, proof in archive_files.load_proofs(task.model_dir).items()},
         device=_device_of(task),
         fingerprint=task.fingerprint,
@@ -84,11 +85,11 @@ def precision_of(engine: Engine) -> str | None:
     return TORCH_PRECISIONS.get(word) or (word if ARITHMETIC.fullmatch(word) else None)
 
 
-def _inputs(task: Task) -> Mapping[str, TensorMetadata]:
+def _inputs(task: Task, accepted: Inputs) -> Mapping[str, TensorMetadata]:
     # The order of clients' positional arguments: the model's own, if the task has one.
-    known = task.input_tensors.keys()
-    names = known if known >= task.inputs else sorted(task.inputs)
-    own = {name: task.input_tensors.get(name) or _tensor(name, task.item_dimensions) for name in names}
+    known = accepted.tensors.keys()
+    names = known if known >= accepted.fields else sorted(accepted.fields)
+    own = {name: accepted.tensors.get(name) or _tensor(name, accepted.dimensions) for name in names}
     options = [field.name for field in fields(task.options_class)]
     given = _choose_names("inputs", [tensor.name for tensor in own.values()], task.config.tensors.inputs, options)
     return {key: replace(tensor, name=given[tensor.name]) for key, tensor in own.items()}
@@ -99,7 +100,7 @@ def _tensor(name: str, dimensions: int) -> TensorMetadata:
     return TensorMetadata(name, "FP32", (-1,) * (1 + dimensions)) if dimensions else TensorMetadata(name, shape=(-1, 1))
 
 
-def _most_rows(task: Task, item: Any) -> int:
+def _most_rows(task: Task, item: object) -> int:
     """Return the most rows like this item in one request."""
     most: int = task.config.max_request_items
     tokens: int | None = task.config.max_request_tokens
@@ -144,7 +145,7 @@ def _properties(options_class: Any) -> Mapping[str, Any]:
     return properties
 
 
-def _is_json(default: Any) -> bool:
+def _is_json(default: object) -> bool:
     """Whether there is a default, and JSON can represent it."""
     try:
         encode(default)

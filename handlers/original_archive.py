@@ -103,7 +103,7 @@ class OriginalArchive:
         context.request_ids = context.metrics.request_ids = {index: str(uuid4()) for index in range(len(rows))}
         context.request_processor = [RequestProcessor(dict(row.headers)) for row in rows]
         try:
-            answers = self._service._entry_point([dict(row.values) for row in rows], context)
+            answers = self._service._entry_point([dict(row.values) for row in rows], context)  # noqa: SLF001
         except PredictionException as error:
             if len(rows) > 1:
                 raise
@@ -123,7 +123,7 @@ def decode_values(row: OriginalRow) -> OriginalRow:
     return row._replace(values=values)
 
 
-def _decode(value: Any, header: Any) -> Any:
+def _decode(value: object, header: object) -> Any:
     content_type = header.get("content-type", "") if isinstance(header, Mapping) else ""
     if isinstance(value, bytes | bytearray):
         with suppress(ValueError, RecursionError):  # a body that cannot be decoded reaches the handler as bytes
@@ -155,10 +155,10 @@ def _reply(answer: Any, context: Any, index: int) -> OriginalReply:
 class _Explainer:
     """Replaces every class of captum if captum is not installed."""
 
-    def __init__(self, *arguments: Any, **settings: Any) -> None:
+    def __init__(self, *arguments: object, **settings: Any) -> None:
         pass
 
-    def attribute(self, *arguments: Any, **settings: Any) -> Any:
+    def attribute(self, *arguments: object, **settings: Any) -> Any:
         raise NotImplementedError("explanations need captum, which is not installed")
 
 

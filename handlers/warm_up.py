@@ -11,27 +11,27 @@ import numpy as np
 
 from handlers.engines import Device
 from handlers.errors import ItemError
-from handlers.pipeline.task import Task
+from handlers.pipeline.task import Task, decode, samples_of
 from handlers.protocol.requests import Payload
 
 LONGEST_RUN_S = 0.25  # seconds that `prepare` may spend on its largest micro-batch
 
 
-def run(task: Task, items: Sequence[Any]) -> None:
+def run(task: Task, items: Sequence[object]) -> None:
     task.split(task.forward(task.collate(items), items), items)
 
 
 def decode_items(task: Task, payloads: Iterable[Payload]) -> list[Any]:
     """Decode and prepare payloads, and leave out the items that `prepare` rejects."""
-    prepared = task.prepare([task.decode(payload) for payload in payloads])
+    prepared = task.prepare([decode(task, payload) for payload in payloads])
     return [item for item in prepared if not isinstance(item, ItemError)]
 
 
-def prepare(task: Task, sample: Payload | None, most_items: int) -> None:
+def prepare(task: Task, most_items: int) -> None:
     """Run a micro-batch of one item, then of the most if quick: first runs pack weights, sizes add milliseconds."""
-    if sample is None:
+    if not (samples := samples_of(task)):
         return
-    (item,) = decode_items(task, [sample])
+    (item,) = decode_items(task, samples[:1])
     run(task, [item])
     started_s = time.perf_counter()
     run(task, [item])
@@ -44,7 +44,7 @@ def measure_change(task: Task) -> float:
     exact, changes = copy(task), [0.0]
     exact.config = replace(task.config, precision="fp32")
     exact.engine = exact.load()
-    for item in decode_items(task, task.samples()):
+    for item in decode_items(task, samples_of(task)):
         wanted = exact.forward(exact.collate([item]), [item])
         found = task.forward(task.collate([item]), [item])
         for name, array in wanted.items():

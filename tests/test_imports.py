@@ -10,7 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from deploy.loader import FORMAT
 from deploy.models import ROOT
+from handlers import archive_files
+from handlers.batching.core import Core
 from tests.pages import blocks
 from tests.rooms import imported, module_of
 
@@ -45,6 +48,23 @@ ABOVE = {
     "serve": ("gateway", "run", "archives"),
 }
 MEASURED = (("load", "bench"), ("load", "sandbox.py"))
+# The names of an archive's own handlers that the hosts in Python import.
+HOSTS_KNOW = {
+    "handlers.errors": "BodyTooLarge InvalidInput ItemError MalformedMessage",
+    "handlers.metrics": "COUNTERS",
+    "handlers.pipeline.task": "samples_of",
+    "handlers.protocol": "wire",
+    "handlers.protocol.api_forms": "error_document",
+    "handlers.protocol.bodies": "parse_api",
+    "handlers.protocol.codings": "decompress inflate",
+    "handlers.protocol.grpc_inference": "parse",
+    "handlers.protocol.headers": "is_utf8",
+    "handlers.protocol.requests": "Request",
+    "handlers.protocol.rows": "BODY",
+    "handlers.protocol.statuses": "INVALID_ARGUMENT UNIMPLEMENTED meaning_of",
+    "handlers.protocol.wire": "APIS BOUNDARY_CHARACTERS FORM_FIELDS GRPC_METHODS "
+    "METADATA_HEADER NAMELESS ORIGINAL_PATH_HEADER PART_HEAD_BYTES SERVICE",
+}
 HOUSE = {"handlers", "torchserve_client", "deploy", "load", "tests", "examples"}
 
 
@@ -72,6 +92,16 @@ def test_rooms_import_only_from_the_floors_below(package: str) -> None:
             names = (name.split(".") for name in imports(path) if name.startswith(f"{package}."))
             wrong += [(path, there) for _, there, *_ in names if there != here and floor_of[there] >= floor_of[here]]
     assert wrong == []
+
+
+def test_hosts_know_only_these_names_of_an_archives_handlers() -> None:
+    """A change of one of them, or of the core's public names, is another FORMAT."""
+    assert (FORMAT, archive_files.FORMAT) == (4, 4)
+    paths = [*modules("deploy/frontend"), *modules("deploy/protocol"), *modules("deploy/serve")]
+    found = {name for path in paths for name in imports(path) if name.startswith("handlers.")}
+    assert found == {f"{module}.{name}" for module, names in HOSTS_KNOW.items() for name in names.split()}
+    methods = {"unpack", "submit", "cancel", "step", "close", "is_running"}
+    assert {name for name in vars(Core) if not name.startswith("_")} == methods
 
 
 @pytest.mark.parametrize("package", list(NEIGHBOURS))

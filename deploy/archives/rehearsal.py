@@ -17,6 +17,7 @@ from handlers.config import parse
 from handlers.description import describe
 from handlers.engines import CPU
 from handlers.errors import InvalidConfig, InvalidInput, ItemError, reason
+from handlers.pipeline.task import decode, samples_of
 from handlers.protocol.responses import encode
 
 SEVERAL = 3  # items of a batch; a mistake in a dimension may pass with one or with two
@@ -37,11 +38,11 @@ def _run(task: Any, model: ModelEntry, folder: Path) -> None:
     task.model_dir, task.device, task.fingerprint, task.longest_run_s = folder, CPU, None, math.inf
     task.engine = task.load()
     task.shape, task.metadata = describe(task, model.name, model.version)
-    for payload in task.samples():
+    for payload in samples_of(task):
         for batch in ([payload], [payload] * SEVERAL):
-            items = _read(task.prepare, task.prepare([task.decode(each) for each in batch]), batch)
+            items = _read(task.prepare, task.prepare([decode(task, each) for each in batch]), batch)
             for item in items:
-                task.cost(item), task.tokens(item)
+                task.cost(item)
             outputs = task.forward(task.collate(items), items)
             for result in _read(task.split, task.split(outputs, items), items):
                 try:

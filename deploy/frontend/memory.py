@@ -46,7 +46,7 @@ class Hold:
                 return False
             oldest.free()
             oldest.is_given_up = True
-            oldest._give_up()
+            oldest._give_up()  # noqa: SLF001
         self.size += size
         memory.held_bytes += size
         return True

@@ -1,6 +1,6 @@
 """One archive: requests go to the scheduler of its core, without exchanges, window or re-sending.
 
-headers, body -> row -> core.pipeline.unpack -> core.submit -> await -> write -> Response
+headers, body -> row -> core.unpack -> core.submit -> await -> write -> Response
 the client disconnects: the server cancels the task -> core.cancel: its waiting items never run
 """
 
@@ -15,14 +15,17 @@ from threading import get_ident
 from typing import Any
 
 from deploy.frontend.http import Response, off_loop
-from deploy.loader import LoadedArchive, check_release
+from deploy.loader import LoadedArchive, check_format
 
 OUT_OF_MEMORY = 507
 # JPEG, PNG, GIF and WebP: only the decode threads read such a body, so unpacking it takes no time.
 IMAGES = (b"\xff\xd8\xff", b"\x89PNG", b"GIF8", b"RIFF")
+QUICK_S = 0.003  # most seconds of the items that the loop runs itself: waking a thread takes as long
 LOOP_S = 0.02  # seconds of the loop's micro-batches in a row; beyond, the threads run the next ones, for so long that
 LOOP_SHARE = 0.01  # such rows take this share of the loop's time
 SAMPLE_S = 20.0  # seconds in which the model's own sample must be answered
+
+Arrival = tuple[Any, float]  # a request of the archive's core, and when it reached the server
 
 
 class Unhealthy(Exception):
@@ -59,7 +62,7 @@ class Replica:
         """Load the archive; see `LoadedArchive`."""
         # Ray sets it to the processors of the replica; `threads` are the archive's own setting.
         os.environ.pop("OMP_NUM_THREADS", None)
-        check_release(Path(archive))
+        check_format(Path(archive))
         loaded = LoadedArchive(Path(archive), "adaptive", threads=threads, gpu=gpu, metrics=metrics)
         self.name, self.version, self._loaded = loaded.name, loaded.version, loaded
         self._handler, self._core = loaded.handler, loaded.handler.core
@@ -71,11 +74,7 @@ class Replica:
         self._is_doubtful = False
         self._is_helping = False  # whether the loop is about to run a micro-batch
         self._threads_until_s = 0.0  # when the loop may run micro-batches again
-        # Of the archive's own package, which is on the path now.
-        from handlers.batching import guard  # noqa: PLC0415
-        from handlers.continuous.timing import QUICK_S  # noqa: PLC0415
-
-        self._guard, self._quick_s = guard, QUICK_S
+        self._in_flight = 0
 
     def is_version(self, version: str) -> bool:
         """Whether a request's version is the archive's; it may be "1" for "1.0", as in the gateway."""
@@ -92,20 +91,23 @@ class Replica:
         is_image = body.startswith(IMAGES) and "form" not in headers.get("content-type", "")
         return await self._run(await off_loop(0 if is_image else len(body), self._unpack, headers, body, path))
 
-    def _unpack(self, headers: Mapping[str, str], body: bytes, path: str) -> Any:
+    def _unpack(self, headers: Mapping[str, str], body: bytes, path: str) -> Arrival:
         from deploy.frontend.forms import MalformedForm, row_of  # noqa: PLC0415
 
+        arrived_s = time.perf_counter()
         try:
-            return self._core.pipeline.unpack(*row_of(headers, body, self.max_body_bytes, path))
+            return self._core.unpack(*row_of(headers, body, self.max_body_bytes, path)), arrived_s
         except MalformedForm as error:
             from handlers.errors import ItemError  # noqa: PLC0415
 
-            return self._request(ItemError(400, MalformedForm.__name__, str(error)))
+            return _request(ItemError(400, MalformedForm.__name__, str(error))), arrived_s
 
     async def check(self) -> None:
         """Check that the replica can serve. An engine that is stuck ends the process (handlers.batching.guard)."""
-        if self._is_doubtful and (sample := self._handler.sample()) is not None:
-            answer = await asyncio.wait_for(self._run(self._request(sample)), SAMPLE_S)
+        from handlers.pipeline.task import samples_of  # noqa: PLC0415
+
+        if self._is_doubtful and (samples := samples_of(self._handler)):
+            answer = await asyncio.wait_for(self._run((_request(samples[0]), time.perf_counter())), SAMPLE_S)
             if answer.status == OUT_OF_MEMORY:
                 raise Unhealthy(f"{self.name}: no memory for the model's own sample; expected it to run")
             self._is_doubtful = False
@@ -115,14 +117,10 @@ class Replica:
         await asyncio.to_thread(self._core.close)
         await asyncio.to_thread(self._handler.reporter.stop)
 
-    def _request(self, content: Any) -> Any:
-        """Return a request of one payload or error."""
-        from handlers.protocol.requests import Request, Slot  # noqa: PLC0415
-
-        return Request((), slots=[Slot(content)], arrived_s=time.perf_counter())
-
-    async def _run(self, request: Any) -> Response:
-        (future,) = self._core.submit_all([request])
+    async def _run(self, arrival: Arrival) -> Response:
+        (future,) = self._core.submit([arrival])
+        del arrival  # its body
+        self._in_flight += 1
         try:
             if not future.done():
                 loop, thread = asyncio.get_running_loop(), get_ident()
@@ -136,23 +134,34 @@ class Replica:
                 await waiter
             reply = future.result()()
         except asyncio.CancelledError:
-            self._core.cancel(request)
+            self._core.cancel(future)
             raise
         except CancelledError:
             raise asyncio.CancelledError from None
+        finally:
+            self._in_flight -= 1
         self._is_doubtful |= reply.status == OUT_OF_MEMORY
         return Response(reply.status, reply.body, reply.content_type, dict(reply.headers))
 
     def _help(self) -> None:
         """Run the items on the loop if they are quick, since waking a thread takes as long; else wake the threads."""
-        self._is_helping, core, began_s = False, self._core, time.perf_counter()
-        is_loops = began_s > self._threads_until_s
-        with self._guard.watch(), core.lock:
-            while core.help(len(core.pending) if is_loops and core.scheduler.ready_s <= self._quick_s else 0):
-                # A prediction was wrong, and the next may be, too: other requests wait for the loop.
-                taken_s = time.perf_counter() - began_s
-                if taken_s > LOOP_S:
-                    is_loops, self._threads_until_s = False, began_s + taken_s / LOOP_SHARE
+        self._is_helping, began_s = False, time.perf_counter()
+        while self._core.step(self._most_items):
+            # A prediction was wrong, and the next may be, too: other requests wait for the loop.
+            taken_s = time.perf_counter() - began_s
+            if taken_s > LOOP_S:
+                self._threads_until_s = began_s + taken_s / LOOP_SHARE
+
+    def _most_items(self, ready_s: float) -> int:
+        is_loops = ready_s <= QUICK_S and time.perf_counter() > self._threads_until_s
+        return self._in_flight if is_loops else 0
+
+
+def _request(content: Any) -> Any:
+    """Return a request of one payload or error."""
+    from handlers.protocol.requests import Request  # noqa: PLC0415
+
+    return Request((content,))
 
 
 def _end(waiter: "asyncio.Future[None]") -> None:

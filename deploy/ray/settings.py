@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from deploy.loader import OtherRelease, check_release, manifest_of, settings_of
+from deploy.loader import OtherFormat, check_format, manifest_of, settings_of
 from deploy.places import ARCHIVE
 from deploy.settings_file import Port, read_settings, read_yaml
 from handlers.config import SETTINGS, Count, HandlerConfig, SchedulingConfig
@@ -56,8 +56,8 @@ def read(path: Path) -> dict[str, Any]:
         raise InvalidConfig(f"{path.name}: no such archive: {', '.join(missing)}; {ARCHIVE} builds archives")
     try:
         for each in archives:
-            check_release(each)
-    except OtherRelease as error:
+            check_format(each)
+    except OtherFormat as error:
         raise InvalidConfig(f"{path.name}: {error}") from None
     names = [str(manifest_of(each)["model"]["modelName"]) for each in archives]
     if len({*names}) < len(names) or settings.invocations not in (None, *names):

@@ -43,7 +43,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _serve(options: Any, process: Process) -> None:
-    from deploy.loader import OtherRelease, build_of  # noqa: PLC0415
+    from deploy.loader import OtherFormat, build_of  # noqa: PLC0415
     from deploy.serve.limits import HostLimits  # noqa: PLC0415
     from deploy.serve.server import load, run  # noqa: PLC0415
     from deploy.settings_file import read_settings, read_yaml  # noqa: PLC0415
@@ -61,7 +61,7 @@ def _serve(options: Any, process: Process) -> None:
         os.environ.setdefault("CACHE_DIR", str(Path.home() / ".cache" / "torchserve-batching"))
     try:
         host = load(options, limits)
-    except OtherRelease as error:
+    except OtherFormat as error:
         raise NotServed(str(error)) from None
     except ModuleNotFoundError as error:
         needs = ", ".join(build_of(options.archive).get("requirements", ()))

@@ -1,6 +1,6 @@
 """A submitted request: admitted or refused, then decoded.
 
-Request -> admit        -> in the queue, or complete with its own error
+Pending -> admit        -> in the queue, or complete with its own error
 admitted -> Decoder     -> small texts at once, on the calling thread; other items on the decode threads
 decoded  -> end_decoding -> the scheduler
 """
@@ -9,18 +9,19 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Siz
 from itertools import count as count_from
 from math import inf
 from queue import PriorityQueue
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from handlers.batching import guard
+from handlers.batching.pending import Entry, Pending
 from handlers.batching.scheduler import Scheduler
 from handlers.config import HandlerConfig
 from handlers.errors import InvalidInput, ItemError
 from handlers.metrics import REFUSALS, Recorder
 from handlers.pipeline.failures import find_excess
 from handlers.pipeline.flow import Pipeline
-from handlers.protocol.requests import Payload, Request, Slot
+from handlers.protocol.requests import Payload
 from handlers.protocol.terms import Terms
 
 LARGE_BYTES = 16 * 1024  # bytes of payload from which other threads decode a request; less takes microseconds
@@ -29,7 +30,7 @@ LEAST_THREADS = 4  # least decode threads: a few slow decodings leave some for o
 LATEST_WEIGHT = 0.1
 NUMBER_BYTES = 8  # bytes that a JSON number counts as
 
-OnDecoded = Callable[[Sequence[Slot]], None]
+OnDecoded = Callable[[Sequence[Entry]], None]
 
 
 class Arrivals:
@@ -41,13 +42,12 @@ class Arrivals:
         self._recorder = recorder
         self._per_byte = 0.0  # tokens per byte of payload; 0 while every item counts as one token, as images do
 
-    def admit(self, request: Request) -> None:
+    def admit(self, request: Pending) -> None:
         """Admit or refuse a request; afterwards a request without items to decode is complete."""
         tokens = 0.0
         for slot in request.slots:
-            slot.request = request
-            if isinstance(slot.outcome, Payload):
-                slot.size = _count_bytes(slot.outcome)
+            if slot.payload is not None:
+                slot.size = _count_bytes(slot.payload)
                 tokens += max(1.0, self._per_byte * slot.size)
         scheduler = self._scheduler
         if not tokens:
@@ -64,11 +64,11 @@ class Arrivals:
             request.retry_after_s = refusal.retry_after_s
             self._recorder.add(REFUSALS, 1, refusal.reason)
 
-    def end_decoding(self, slots: Sequence[Slot]) -> None:
+    def end_decoding(self, slots: Sequence[Entry]) -> None:
         """Pass decoded items to the scheduler, and learn the length of such payloads."""
         for slot in slots:
-            request, is_good = slot.request, not isinstance(slot.outcome, ItemError)
-            if is_good and slot.size and (slot.cost.length > 1 or self._per_byte):
+            request = slot.request
+            if slot.error is None and slot.size and (slot.cost.length > 1 or self._per_byte):
                 per_byte = slot.cost.length / slot.size
                 self._per_byte += (LATEST_WEIGHT if self._per_byte else 1.0) * (per_byte - self._per_byte)
             # The budget of a request can be checked after its last item is decoded.
@@ -87,7 +87,7 @@ class _Job(NamedTuple):
     level: int = 0
     due_s: float = 0.0
     number: int = 0
-    slots: Iterator[Slot] = iter(())
+    slots: Iterator[Entry] = iter(())
     on_decoded: OnDecoded = lambda _: None
 
 
@@ -104,11 +104,11 @@ class Decoder:
         self._numbers = count_from(0)
         self._threads = [guard.start("decode", self._work) for _ in range(count)]
 
-    def decode(self, requests: Iterable[Request], on_decoded: OnDecoded) -> list[Slot]:
+    def decode(self, requests: Iterable[Pending], on_decoded: OnDecoded) -> list[Entry]:
         """Decode items and return them; the decode threads take the others, and call `on_decoded` with each."""
-        small: list[Slot] = []
+        small: list[Entry] = []
         for request in requests:
-            slots = [slot for slot in request.slots if not isinstance(slot.outcome, ItemError)]
+            slots = [slot for slot in request.slots if slot.error is None]
             if not self._is_threaded and sum(slot.size for slot in slots) <= LARGE_BYTES:
                 small += slots
                 continue
@@ -139,7 +139,7 @@ class Decoder:
         job.on_decoded([slot])
         return True
 
-    def _decode(self, slots: Sequence[Slot]) -> None:
+    def _decode(self, slots: Sequence[Entry]) -> None:
         for slot in slots:
             self._pipeline.decode(slot)
         self._pipeline.prepare(slots)
@@ -150,7 +150,7 @@ def _count_bytes(payload: Payload) -> int:
     return sum(map(_size, value.values())) if isinstance(value, Mapping) else _size(value)
 
 
-def _size(value: Any) -> int:
+def _size(value: object) -> int:
     if isinstance(value, np.ndarray | np.generic):  # an item of a one-dimensional tensor is a numpy number
         return int(value.nbytes)
     if not isinstance(value, list):

@@ -10,10 +10,10 @@ from itertools import takewhile
 from math import inf
 
 from handlers.batching.engine import Line
+from handlers.batching.pending import Entry
 from handlers.batching.policy import Policy
 from handlers.batching.request_queue import Rank
 from handlers.pipeline.micro_batches import OVERHEAD, Overhead, plan_micro_batches
-from handlers.protocol.requests import Slot
 
 # Longest micro-batch as a share of the latency target: a request that just misses one waits for two.
 LONGEST_SHARE = 0.5
@@ -50,7 +50,9 @@ class BatchLimits:
         return replace(self, max_tokens=min(self.max_tokens, max(1, round(share))))
 
 
-def select_items(ranked: Sequence[tuple[Rank, Slot]], limits: BatchLimits, line: Line, now_s: float) -> Sequence[Slot]:
+def select_items(
+    ranked: Sequence[tuple[Rank, Entry]], limits: BatchLimits, line: Line, now_s: float
+) -> Sequence[Entry]:
     """Choose the items of the next micro-batch from all ready items, at least one."""
     first = ranked[0][0]
     urgent = [item for _, item in takewhile(lambda each: each[0] == first, ranked[:PLANNED_ITEMS])]
@@ -60,7 +62,7 @@ def select_items(ranked: Sequence[tuple[Rank, Slot]], limits: BatchLimits, line:
     return _add_riders(chosen, (item for _, item in ranked[len(urgent) :]), limits, line)
 
 
-def _cut_to_deadline(items: list[Slot], line: Line, now_s: float, overhead: Overhead) -> list[Slot]:
+def _cut_to_deadline(items: list[Entry], line: Line, now_s: float, overhead: Overhead) -> list[Entry]:
     """Return the most items with which the first one is in time; all of them if it is late in any case."""
     due_s = items[0].request.deadline_s
     for count in range(len(items), 0, -1):
@@ -69,7 +71,7 @@ def _cut_to_deadline(items: list[Slot], line: Line, now_s: float, overhead: Over
     return items
 
 
-def _add_riders(chosen: Sequence[Slot], others: Iterable[Slot], limits: BatchLimits, line: Line) -> Sequence[Slot]:
+def _add_riders(chosen: Sequence[Entry], others: Iterable[Entry], limits: BatchLimits, line: Line) -> Sequence[Entry]:
     """Add items of lower ranks that need little padding and little time."""
     items = list(chosen)
     longest, group = max(item.cost.length for item in items), items[0].cost.group
@@ -84,6 +86,6 @@ def _add_riders(chosen: Sequence[Slot], others: Iterable[Slot], limits: BatchLim
     return items
 
 
-def count_padded_tokens(items: Sequence[Slot], overhead: Overhead) -> int:
+def count_padded_tokens(items: Sequence[Entry], overhead: Overhead) -> int:
     """Count the padded tokens of a micro-batch of these items."""
     return overhead.padded(len(items)) * max(item.cost.length for item in items)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heapreplace
 
-from handlers.protocol.requests import Slot
+from handlers.batching.pending import Entry
 
 FORGETTING = 0.98  # weight of earlier micro-batches after each new one: about the last fifty decide
 # Least weight of the warm-up's measurements, so that a long spell of one size leaves the other sizes known.
@@ -73,12 +73,12 @@ def _add_sample(sums: Sequence[float], tokens: int, seconds: float) -> list[floa
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RunningBatch:
-    items: Sequence[Slot]
+    items: Sequence[Entry]
     tokens: int  # padded
     predicted_s: float
     is_wide: bool  # whether it has the whole engine
     started_s: float
-    ended: set[Slot] = field(default_factory=set)  # before the others
+    ended: set[Entry] = field(default_factory=set)  # before the others
 
 
 class Streams:
@@ -120,7 +120,7 @@ class Streams:
         part = Line(self.count * wide.fixed_s, self.count * wide.token_s)
         return min(self.narrow.line, part, key=lambda line: line.predict_s(tokens))
 
-    def begin(self, items: Sequence[Slot], tokens: int, now_s: float, *, is_wide: bool) -> RunningBatch:
+    def begin(self, items: Sequence[Entry], tokens: int, now_s: float, *, is_wide: bool) -> RunningBatch:
         predicted_s = self.model(is_wide=is_wide).line.predict_s(tokens)
         self.running.append(RunningBatch(tuple(items), tokens, predicted_s, is_wide, now_s))
         return self.running[-1]

@@ -5,14 +5,14 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import NoReturn
 
 from handlers.errors import where
 
 logger = logging.getLogger(__name__)
 
 
-def start(name: str, work: Callable[..., None], *arguments: Any) -> threading.Thread:
+def start(name: str, work: Callable[..., None], *arguments: object) -> threading.Thread:
     """Start a thread that ends the worker if it raises."""
 
     def run() -> None:
@@ -30,6 +30,10 @@ def watch() -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        logger.critical("The worker's thread %s failed: %s", threading.current_thread().name, where(error))
-        logging.shutdown()
-        os._exit(1)
+        end(error)
+
+
+def end(error: BaseException) -> NoReturn:
+    logger.critical("The worker's thread %s failed: %s", threading.current_thread().name, where(error))
+    logging.shutdown()
+    os._exit(1)

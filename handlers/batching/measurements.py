@@ -88,7 +88,7 @@ def _wait_for(file: BinaryIO) -> None:
         time.sleep(CHECK_S)
 
 
-def write(path: Path, content: Any) -> None:
+def write(path: Path, content: object) -> None:
     """Store JSON; no effect in a folder that cannot be written to."""
     with suppress(OSError):
         # Another server may read the file now: replace it in one step.

@@ -14,9 +14,8 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import NamedTuple
 
+from handlers.batching.pending import Entry, Pending
 from handlers.batching.policy import Policy
-from handlers.errors import ItemError
-from handlers.protocol.requests import Request, Slot
 
 AGING_TARGETS = 2.0  # wait after which a request gains a level, in latency targets
 
@@ -36,38 +35,38 @@ class RequestQueue:
     """The items that have not started: a slot each."""
 
     policy: Policy
-    ready: list[Slot] = field(default_factory=list)  # of requests that are decoded, in no order
+    ready: list[Entry] = field(default_factory=list)  # of requests that are decoded, in no order
     patience_s: float = field(init=False)
     _has_target: bool = field(init=False)
-    _decoding: dict[int, Request] = field(default_factory=dict)
+    _decoding: dict[int, Pending] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.patience_s, self._has_target = self.policy.patience_s, self.policy.has_target
 
-    def add(self, request: Request) -> None:
+    def add(self, request: Pending) -> None:
         self._decoding[request.number] = request
 
-    def end_decoding(self, slot: Slot) -> None:
+    def end_decoding(self, slot: Entry) -> None:
         """Note that an item is decoded or has failed; a request is ready after its last item."""
         request = slot.request
         if request.number not in self._decoding:
             return  # it has expired, or was removed
         request.decoding -= 1
-        if not isinstance(slot.outcome, ItemError):
+        if slot.error is None:
             request.queued += 1
         if not request.decoding:
             del self._decoding[request.number]
-            good = [each for each in request.slots if not isinstance(each.outcome, ItemError)]
+            good = [each for each in request.slots if each.error is None]
             request.work = sum(each.cost.length for each in good)
             self.ready += good
 
-    def remove(self, request: Request) -> None:
+    def remove(self, request: Pending) -> None:
         """Remove a request; its running items go on."""
         self._decoding.pop(request.number, None)
         self.ready = [item for item in self.ready if item.request is not request]
         request.decoding = request.queued = 0
 
-    def start(self, items: Iterable[Slot]) -> None:
+    def start(self, items: Iterable[Entry]) -> None:
         started = set(items)
         self.ready = [item for item in self.ready if item not in started]
         for item in started:
@@ -101,7 +100,7 @@ class RequestQueue:
                 tokens += request.work
         return Work(items, tokens)
 
-    def expire(self, now_s: float) -> list[Request]:
+    def expire(self, now_s: float) -> list[Pending]:
         """Remove the requests that waited too long, if the policy rejects them; requests with a started item go on."""
         expired = [request for request in self._list_expirable() if request.expires_s <= now_s]
         for request in expired:
@@ -112,13 +111,13 @@ class RequestQueue:
         """Return when `expire` may next remove a request; infinity for never."""
         return min((request.expires_s for request in self._list_expirable()), default=inf)
 
-    def _list_expirable(self) -> Iterable[Request]:
+    def _list_expirable(self) -> Iterable[Pending]:
         if not self.policy.is_late_rejected:
             return ()
         ready = dict.fromkeys(item.request for item in self.ready if not item.request.has_started)
         return (*ready, *self._decoding.values())
 
-    def rank(self, now_s: float) -> list[tuple[Rank, Slot]]:
+    def rank(self, now_s: float) -> list[tuple[Rank, Entry]]:
         """List the ready items in order: by rank, then due time, then arrival."""
         has_target = self._has_target
         ranked = [
@@ -127,7 +126,7 @@ class RequestQueue:
         ]
         return sorted(ranked, key=lambda each: (each[0], each[1].request.due_s, each[1].request.number))
 
-    def _level(self, request: Request, now_s: float) -> float:
+    def _level(self, request: Pending, now_s: float) -> float:
         aged = (now_s - request.arrived_s) // (AGING_TARGETS * self.patience_s)
         delayed = self.policy.priority_levels if request.expires_s <= now_s else 0
         level = request.level + delayed - aged

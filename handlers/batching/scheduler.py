@@ -19,10 +19,9 @@ from math import ceil, inf
 
 from handlers.batching.batches import BatchLimits, count_padded_tokens, select_items
 from handlers.batching.engine import RunningBatch, Streams, finish_s
+from handlers.batching.pending import Entry, Pending
 from handlers.batching.policy import Policy
 from handlers.batching.request_queue import RequestQueue, Work
-from handlers.errors import ItemError
-from handlers.protocol.requests import Request, Slot
 
 LATE_ADDS = 0.03  # change of an allowance by a late response, as a share of the target
 IN_TIME_SUBTRACTS = 0.0001  # change by any other response: under overload, few responses are late in the long run
@@ -65,7 +64,7 @@ class Scheduler:
     def is_stuck(self, now_s: float, longest_s: float) -> bool:
         return any(now_s - running.started_s > longest_s for running in self.streams.running)
 
-    def admit(self, request: Request, tokens: float) -> Refusal | None:
+    def admit(self, request: Pending, tokens: float) -> Refusal | None:
         """Admit a request, whose items go to `RequestQueue.end_decoding`, or return the reason for its refusal."""
         now_s, policy, queue = request.arrived_s, self.policy, self.queue
         request.level = policy.default_priority if request.priority is None else request.priority
@@ -73,7 +72,7 @@ class Scheduler:
         request.deadline_s = now_s + min(policy.max_latency_s, request.timeout_s)
         request.due_s = min(request.deadline_s, now_s + queue.patience_s)
         request.expires_s = now_s + min(policy.queue_timeout_s, request.timeout_s)
-        items = sum(not isinstance(slot.outcome, ItemError) for slot in request.slots)
+        items = sum(slot.error is None for slot in request.slots)
         if queue.items and queue.items + items > policy.max_queue_items:  # an empty queue accepts any number
             message = f"{queue.items} items wait; max_queue_items is {policy.max_queue_items}."
             return Refusal("QueueFull", message, self._finish_s(queue.work_before(inf, inf, now_s), now_s))
@@ -85,7 +84,7 @@ class Scheduler:
         queue.add(request)
         return None
 
-    def _refuse_late(self, request: Request, items: int) -> Refusal | None:
+    def _refuse_late(self, request: Pending, items: int) -> Refusal | None:
         """Refuse a request of so many items if its response would be late."""
         now_s, policy = request.arrived_s, self.policy
         before = self.queue.work_before(request.level, request.due_s, now_s)
@@ -118,7 +117,7 @@ class Scheduler:
         self._hurried = (self._hurried + 1) % HURRIED_TRY
         return self._hurried == 0
 
-    def observe_response(self, request: Request, now_s: float) -> bool:
+    def observe_response(self, request: Pending, now_s: float) -> bool:
         """Learn from a complete response; return whether it met its deadline."""
         is_in_time = now_s <= request.deadline_s
         if request.deadline_s < inf and not request.is_tried:
@@ -126,7 +125,7 @@ class Scheduler:
             self._allowances[request.level] = min(MOST_ALLOWANCE, max(0.0, allowance))
         return is_in_time
 
-    def cancel(self, request: Request) -> None:
+    def cancel(self, request: Pending) -> None:
         """Remove a request: its waiting items never run, and the outputs of running ones are dropped."""
         self.queue.remove(request)
         for slot in request.slots:
@@ -150,11 +149,11 @@ class Scheduler:
         items = select_items(self.queue.rank(now_s), limits, line, now_s)
         return self._begin(items, count_padded_tokens(items, limits.overhead), now_s, is_wide=is_wide)
 
-    def _begin(self, items: Sequence[Slot], tokens: int, now_s: float, *, is_wide: bool) -> RunningBatch:
+    def _begin(self, items: Sequence[Entry], tokens: int, now_s: float, *, is_wide: bool) -> RunningBatch:
         self.queue.start(items)
         return self.streams.begin(items, tokens, now_s, is_wide=is_wide)
 
-    def end_item(self, running: RunningBatch, item: Slot) -> None:
+    def end_item(self, running: RunningBatch, item: Entry) -> None:
         running.ended.add(item)
         item.request.running -= 1
 

@@ -20,12 +20,12 @@ from contextlib import contextmanager, nullcontext
 from copy import copy
 from math import inf
 from statistics import fmean
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 from handlers.batching import accuracy, measurements
 from handlers.batching.measurements import Candidate, Measurement, Seeds
 from handlers.engines import Arrangement, Divisible, Engine, Precise
-from handlers.pipeline.task import Task
+from handlers.pipeline.task import Task, samples_of
 from handlers.proofs import Proof
 from handlers.protocol.requests import Payload
 from handlers.warm_up import decode_items, run
@@ -104,18 +104,18 @@ class Trial:
     def choose(self) -> Choice:
         """Choose, and run every sample on the chosen engines, so that no request pays for a first time."""
         choice = self._choose()
-        for sample in self._task.samples()[1:]:
+        for sample in samples_of(self._task)[1:]:
             (item,) = decode_items(self._task, [sample])
             self._run_once([choice.arrangement.whole, *choice.arrangement.streams], item)
         return choice
 
     def _choose(self) -> Choice:
-        sample = self._task.sample()
+        samples = samples_of(self._task)
         has_choice = len(self._precisions) * len(self._counts) > 1
-        if sample is None or not (self._known or has_choice or self._is_adaptive or self._is_on_gpu):
+        if not samples or not (self._known or has_choice or self._is_adaptive or self._is_on_gpu):
             return Choice(self._arrange(Candidate(self._precisions[0], self._counts[0])), Measurement([], []))
-        (item,) = decode_items(self._task, [sample])
-        self._decoded_beside = sample if self._is_adaptive else None
+        (item,) = decode_items(self._task, samples[:1])
+        self._decoded_beside = samples[0] if self._is_adaptive else None
         arrangement, origin = None if self._known else self._try_first(item), ""
         if arrangement is None:
             arrangement, origin = self._arrange(self._best()), " as stored by an earlier start"
@@ -124,13 +124,13 @@ class Trial:
             self._log(origin)
         return Choice(arrangement, self._known[self._best()])
 
-    def _try_first(self, item: Any) -> Arrangement | None:
+    def _try_first(self, item: object) -> Arrangement | None:
         """Measure and return the best arrangement; None if another worker has measured meanwhile."""
         with measurements.lock(self._path):
             self._known = measurements.read(self._path)
             return None if self._known else self._try_all(item)
 
-    def _try_all(self, item: Any) -> Arrangement:
+    def _try_all(self, item: object) -> Arrangement:
         """Measure every precision on the whole engine, then the best one in streams; return the best arrangement."""
         arrangements: dict[Candidate, Arrangement] = {}
         untried, precision = list[Candidate](), self._precisions[0]
@@ -149,7 +149,7 @@ class Trial:
         return arrangements[self._best()]
 
     def _measure(
-        self, candidates: Sequence[Candidate], arrangements: dict[Candidate, Arrangement], item: Any
+        self, candidates: Sequence[Candidate], arrangements: dict[Candidate, Arrangement], item: object
     ) -> list[Candidate]:
         """Measure candidates in turn, ROUNDS times if time allows; return those without a measurement."""
         ends_s, left = inf, list(candidates)
@@ -181,7 +181,7 @@ class Trial:
 
         return [each for each in candidates if is_near(each)]
 
-    def _measure_one(self, candidate: Candidate, arrangement: Arrangement, item: Any) -> Measurement:
+    def _measure_one(self, candidate: Candidate, arrangement: Arrangement, item: object) -> Measurement:
         """Time an item and a full micro-batch on the whole engine, and on all streams side by side."""
         task = copy_with_engine(self._task, arrangement.whole)
         known = self._known.get(Candidate(candidate.precision, 1))
@@ -194,7 +194,7 @@ class Trial:
         streams = [copy_with_engine(self._task, each) for each in arrangement.streams]
         return Measurement(whole, measure(streams, item, self._count_full, self._decoded_beside))
 
-    def _run_once(self, engines: Sequence[Engine], item: Any) -> None:
+    def _run_once(self, engines: Sequence[Engine], item: object) -> None:
         for engine in engines:
             run(copy_with_engine(self._task, engine), [item])
 
@@ -233,7 +233,7 @@ class Trial:
 
 
 def measure(
-    tasks: Sequence[Task], item: Any, count_full: Callable[[float], int], decoded_beside: Payload | None
+    tasks: Sequence[Task], item: object, count_full: Callable[[float], int], decoded_beside: Payload | None
 ) -> Seeds:
     """Time one item and a full micro-batch of it, while another thread decodes `decoded_beside` repeatedly."""
     tokens, item_s = tasks[0].cost(item).length, _time_s(tasks, [item])
@@ -262,7 +262,7 @@ def _decode_repeatedly(task: Task, payload: Payload) -> Iterator[None]:
         thread.join()
 
 
-def _time_s(tasks: Sequence[Task], items: Sequence[Any]) -> float:
+def _time_s(tasks: Sequence[Task], items: Sequence[object]) -> float:
     """Run one micro-batch on each task at once, and return the mean of their seconds, as streams do not wait."""
 
     def time_one_s(task: Task) -> float:

@@ -1,6 +1,6 @@
 """The thread that exchanges messages with TorchServe's frontend, in its continuous-batching mode.
 
-    receive -> unpack -> core.submit_all -> help, until an answer is due -> split -> pack -> send
+    receive -> unpack -> core.submit -> core.step, until an answer is due -> split -> pack -> send
 
 It is TorchServe's own thread, which never returns to TorchServe. It also runs micro-batches that take less time than
 waking another thread, and those of a single client.
@@ -12,12 +12,12 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
-from concurrent.futures import Future
 from math import inf
-from typing import NamedTuple, NoReturn
+from typing import NoReturn
 
 from handlers.batching import guard
-from handlers.batching.core import Core, Write
+from handlers.batching.core import Core
+from handlers.batching.pending import Submitted
 from handlers.continuous.frontend import Disconnected, Link, NewRequest
 from handlers.continuous.timing import DOUBT_S, HOLD_S, Timing, WorkerState
 from handlers.metrics import EXCHANGED, Recorder
@@ -29,32 +29,20 @@ logger = logging.getLogger(__name__)
 LONGEST_WAIT_S = 1.0  # longest seconds of a wait, whatever happens
 
 
-class OpenRequest(NamedTuple):
-    """A request in flight, and the future of its reply."""
-
-    request: Request
-    future: "Future[Write]"
-
-
-def select_complete(in_flight: Mapping[str, OpenRequest], *, with_refused: bool) -> list[str]:
+def select_complete(in_flight: Mapping[str, Submitted], *, with_refused: bool) -> list[str]:
     """Return the ids of the complete requests, with the refused ones or without."""
-    return [
-        id_
-        for id_, (request, _) in in_flight.items()
-        if request.is_complete and (with_refused or request.retry_after_s is None)
-    ]
+    return [id_ for id_, each in in_flight.items() if each.is_complete and (with_refused or each.refused_s is None)]
 
 
 class Exchanges:
-    def __init__(self, core: Core, window: int, recorder: Recorder) -> None:
-        """`window` is the most requests in flight, the registration's batch_size."""
+    def __init__(self, core: Core, window: int, recorder: Recorder, *, has_target: bool) -> None:
+        """`window` is the most requests in flight, the registration's batch_size; `has_target` is of latency."""
         self._core, self._recorder = core, recorder
-        self._timing = Timing(window, core.scheduler.policy.has_target)
-        self._in_flight: dict[str, OpenRequest] = {}
-        self._answer_may_be_due = threading.Condition(core.lock)
+        self._timing = Timing(window, has_target)
+        self._in_flight: dict[str, Submitted] = {}
+        self._has_changed = threading.Event()  # so that an answer may be due
         self._doubts_until_s = -inf  # when this thread runs micro-batches again
-        self._answer_due_s = -inf  # when this thread stops waiting; minus infinity while it does not wait
-        core.on_change = self._wake
+        core.on_change = self._has_changed.set
 
     def serve(self, connection: socket.socket) -> NoReturn:
         """Serve the frontend on a connection on which it waits for the answer to a batch, which it then sends again."""
@@ -74,64 +62,51 @@ class Exchanges:
 
     def _receive(self, link: Link) -> None:
         """Receive an exchange in a separate frame, so that no body is kept while the thread waits."""
-        core, new_requests = self._core, dict[str, Request]()
+        core, timing, arrivals = self._core, self._timing, dict[str, tuple[Request, float]]()
 
         def unpack(id_: str, new: NewRequest) -> None:
-            request = new_requests[id_] = core.pipeline.unpack(new.row, new.headers)
-            request.arrived_s = self._timing.estimate_arrival_s(time.perf_counter(), len(self._in_flight))
+            request = core.unpack(new.row, new.headers)
+            arrivals[id_] = request, timing.estimate_arrival_s(time.perf_counter(), len(self._in_flight))
 
         ids = link.receive(unpack)
-        self._timing.receive(time.perf_counter(), len(self._in_flight))
+        timing.receive(time.perf_counter(), len(self._in_flight))
         # The clients of missing requests have disconnected.
         for id_ in [id_ for id_ in self._in_flight if id_ not in ids]:
-            core.cancel(self._in_flight.pop(id_).request)
-        if new_requests:
-            requests = list(new_requests.values())
-            opened = map(OpenRequest, requests, core.submit_all(requests))
-            self._in_flight.update(zip(new_requests, opened, strict=True))
+            core.cancel(self._in_flight.pop(id_))
+        if arrivals:
+            self._in_flight.update(zip(arrivals, core.submit(arrivals.values()), strict=True))
 
     def _answer(self) -> dict[str, Reply]:
         """Wait until an answer is due, and return its replies by id."""
-        return {id_: self._in_flight.pop(id_).future.result()() for id_ in self._wait()}
+        return {id_: self._in_flight.pop(id_).result()() for id_ in self._wait()}
 
     def _wait(self) -> list[str]:
         """Run micro-batches until an answer is due, and return the ids of its requests."""
-        core, timing = self._core, self._timing
-        with core.lock:
-            while True:
-                state, now_s = self._read_state(), time.perf_counter()
-                due_s = timing.due_s(state)
-                if due_s <= now_s:
-                    return select_complete(self._in_flight, with_refused=timing.refusals_due_s(state) <= now_s)
-                if core.help(timing.most_inline(state) if now_s > self._doubts_until_s else 0):
-                    ended_s = time.perf_counter()
-                    if ended_s - now_s > HOLD_S:
-                        self._doubts_until_s = ended_s + DOUBT_S
-                    continue
-                self._answer_due_s = due_s
-                self._answer_may_be_due.wait(min(LONGEST_WAIT_S, max(0.0, due_s - now_s)))
-                self._answer_due_s = -inf
+        timing = self._timing
+        while True:
+            self._has_changed.clear()
+            state, now_s = self._read_state(), time.perf_counter()
+            due_s = timing.due_s(state)
+            if due_s <= now_s:
+                return select_complete(self._in_flight, with_refused=timing.refusals_due_s(state) <= now_s)
+            if not self._core.step(self._most_items):
+                self._has_changed.wait(min(LONGEST_WAIT_S, max(0.0, due_s - now_s)))
+            elif (ended_s := time.perf_counter()) - now_s > HOLD_S:
+                self._doubts_until_s = ended_s + DOUBT_S
+
+    def _most_items(self, queued_s: float) -> int:
+        is_doubtful = time.perf_counter() <= self._doubts_until_s
+        return 0 if is_doubtful else self._timing.most_inline(len(self._in_flight), queued_s)
 
     def _read_state(self) -> WorkerState:
-        """Return the state that the timing depends on. The caller holds the core's lock."""
-        requests = [request for request, _ in self._in_flight.values()]
-        complete = [request for request in requests if request.is_complete]
-        if len(complete) == len(requests):
-            # An answer is due, whatever the engine does; a single client waits for it.
-            return WorkerState(len(complete), len(complete))
-        refused_s = [request.arrived_s for request in complete if request.retry_after_s is not None]
-        scheduler = self._core.scheduler
+        """Return the state that the timing depends on."""
+        submitted = self._in_flight.values()
+        complete = [each for each in submitted if each.is_complete]
+        refused_s = [each.refused_s for each in complete if each.refused_s is not None]
         return WorkerState(
-            in_flight=len(requests),
+            in_flight=len(submitted),
             complete=len(complete),
             refused=len(refused_s),
             oldest_refusal_s=min(refused_s, default=inf),
-            is_running=bool(scheduler.streams.running),
-            queued_s=scheduler.ready_s,
+            is_running=self._core.is_running,
         )
-
-    def _wake(self) -> None:
-        """Wake the thread if a change makes an answer due earlier."""
-        if self._answer_due_s > -inf and self._timing.due_s(self._read_state()) < self._answer_due_s:
-            self._answer_due_s = -inf
-            self._answer_may_be_due.notify()

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
 from handlers.config import HandlerConfig
 from handlers.errors import InvalidConfig
@@ -13,7 +13,7 @@ CONTINUOUS = "continuousBatching"
 AnyConfig = TypeVar("AnyConfig", bound=HandlerConfig)
 
 
-def resolve_mode(config: AnyConfig, settings: Mapping[str, Any]) -> AnyConfig:
+def resolve_mode(config: AnyConfig, settings: Mapping[str, object]) -> AnyConfig:
     """Replace the mode `auto`: adaptive if model-config.yaml has `continuousBatching: true`, else classic."""
     if config.scheduling.mode != "auto":
         return config
@@ -21,7 +21,7 @@ def resolve_mode(config: AnyConfig, settings: Mapping[str, Any]) -> AnyConfig:
     return replace(config, scheduling=replace(config.scheduling, mode=mode))
 
 
-def check_mode(settings: Mapping[str, Any]) -> None:
+def check_mode(settings: Mapping[str, object]) -> None:
     """Check that TorchServe can work with adaptive mode by an archive's model-config.yaml."""
     problems = []
     if settings.get(CONTINUOUS) is not True:

@@ -40,7 +40,6 @@ class WorkerState:
     refused: int = 0  # complete requests that were not admitted
     oldest_refusal_s: float = inf  # arrival of the first of these
     is_running: bool = False  # whether a micro-batch is in the engine
-    queued_s: float = 0.0  # seconds that the engine needs for the ready items
 
     @property
     def is_all_complete(self) -> bool:
@@ -87,11 +86,12 @@ class Timing:
         """Return when all refusals may leave; infinity without any, and now if all requests are complete."""
         return -inf if state.is_all_complete else state.oldest_refusal_s + HOLD_S
 
-    def most_inline(self, state: WorkerState) -> int:
-        """Return how many items the exchange thread runs itself: quick ones, and half of many, as others work too."""
-        if state.is_all_complete or state.is_running:
-            return 0
-        if state.queued_s <= QUICK_S:
-            return max(QUICK_ITEMS, (state.in_flight + 1) // 2)
-        is_single = state.in_flight == 1 and state.queued_s <= HOLD_S and not self.has_target
+    def most_inline(self, in_flight: int, queued_s: float) -> int:
+        """Return how many of the items that an idle engine needs so many seconds for the exchange thread runs itself.
+
+        Quick ones, and half of many, as others work too.
+        """
+        if queued_s <= QUICK_S:
+            return max(QUICK_ITEMS, (in_flight + 1) // 2)
+        is_single = in_flight == 1 and queued_s <= HOLD_S and not self.has_target
         return self.window if is_single else 0

@@ -38,13 +38,13 @@ def foreign_settings(generation: Any) -> list[str]:
     return found + [name for name, kind in kinds.items() if not isinstance(settings.get(name, False), kind)]
 
 
-def starts_with_end(generation: Any) -> bool:
+def starts_with_end(generation: object) -> bool:
     """Whether answers begin with the end token, which only generate() counts as one that has occurred."""
     start, end = (getattr(generation, name, None) for name in ("decoder_start_token_id", "eos_token_id"))
     return start is not None and start == end
 
 
-def counted_settings(settings: Any) -> list[str]:
+def counted_settings(settings: object) -> list[str]:
     """List the options or settings that depend on the first token of an answer, by name."""
     is_penalised = getattr(settings, "repetition_penalty", None) not in (None, 1)
     is_banned = getattr(settings, "no_repeat_ngram_size", None) == 1

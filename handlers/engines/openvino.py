@@ -216,7 +216,7 @@ class OpenVinoEngine:
     def _arithmetic(self, precision: str) -> str:
         return ("bf16" if self._has_bf16 else "fp32") if precision == "int8" else precision
 
-    def _note(self, *arrangement: Any) -> Path:
+    def _note(self, *arrangement: object) -> Path:
         key = hashlib.sha256(self._xml + repr((arrangement, openvino.get_version())).encode()).hexdigest()[:32]
         return cache_dir(self._graph.parent) / f"crash-{key}.txt"
 

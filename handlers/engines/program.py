@@ -84,7 +84,7 @@ class ProgramEngine(TorchEngine):
         """Record nothing: outputs of a program may have any dtype and shape."""
         return []
 
-    def _array(self, result: Any) -> Any:
+    def _array(self, result: object) -> Any:
         if not isinstance(result, torch.Tensor):
             return result  # the caller refuses it
         own = result.to("cpu", copy=True)  # a copy: the program may use the same memory for its next run

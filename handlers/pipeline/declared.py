@@ -45,5 +45,5 @@ def _factories(cls: type) -> dict[str, Any]:
     return {name: field(default_factory=factory) for name, factory in made.items()}
 
 
-def _is_default(value: Any) -> bool:
+def _is_default(value: object) -> bool:
     return not callable(value) and not hasattr(value, "__get__")

@@ -19,12 +19,12 @@ from handlers.errors import (
     WrongOutput,
     where,
 )
-from handlers.protocol.requests import Slot
+from handlers.pipeline.jobs import AnySlot, Slot
 
 logger = logging.getLogger(__name__)
 
 
-def isolate(slots: list[Slot], step: Callable[[list[Slot]], None], error: Exception) -> None:
+def isolate(slots: Sequence[AnySlot], step: Callable[[Sequence[AnySlot]], object], error: Exception) -> None:
     """Repeat a step that failed on halves of its slots, down to single ones; if time is up, all fail at once."""
     left = [slot for slot in slots if not slot.is_over]
     if isinstance(error, OutOfTime):
@@ -45,25 +45,25 @@ def isolate(slots: list[Slot], step: Callable[[list[Slot]], None], error: Except
 def fail(slot: Slot, error: Exception) -> None:
     """Replace an item by the ItemError of the exception that it has caused."""
     if isinstance(error, OutOfMemory | MemoryError):
-        slot.outcome = OUT_OF_MEMORY
+        slot.fail(OUT_OF_MEMORY)
     elif isinstance(error, OutOfTime):
-        slot.outcome = OUT_OF_TIME
+        slot.fail(OUT_OF_TIME)
     elif isinstance(error, InvalidInput):
-        slot.outcome = ItemError.of(error)  # only the engine can find out that it cannot compute with the item
+        slot.fail(ItemError.of(error))  # only the engine can find out that it cannot compute with the item
     elif isinstance(error, WrongOutput):
         logger.error("An item failed: %s", error)  # its message contains names, datatypes and shapes, never a payload
-        slot.outcome = ItemError(WrongOutput.code, WrongOutput.__name__, str(error))
+        slot.fail(ItemError(WrongOutput.code, WrongOutput.__name__, str(error)))
     else:
         logger.error("An item failed: %s", where(error))
-        slot.outcome = INTERNAL_ERROR
+        slot.fail(INTERNAL_ERROR)
 
 
 def find_excess(slots: Sequence[Slot], config: HandlerConfig) -> ItemError | None:
     """Return the error of a request whose items are too much together, or None."""
     for slot in slots:  # if one item exceeds the request's allowance, all items get its error
-        if isinstance(slot.outcome, ItemError) and slot.outcome.type == WorkTooLarge.__name__:
-            return slot.outcome
-    costs = [slot.cost for slot in slots if not slot.is_failed]
+        if slot.error is not None and slot.error.type == WorkTooLarge.__name__:
+            return slot.error
+    costs = [slot.cost for slot in slots if slot.error is None]
     tokens, limit = sum(cost.tokens for cost in costs), config.max_request_tokens
     groups = len({cost.group for cost in costs})
     if limit is not None and tokens > limit:

@@ -26,6 +26,7 @@ class Overhead:
     items: int = 0
     # The engine pads a micro-batch to one of these numbers of items, if it has no more than the largest.
     sizes: tuple[int, ...] = ()
+    lengths: tuple[int, ...] = ()  # and one of texts to one of these lengths, if it is no longer
 
     def padded(self, items: int) -> int:
         return round_up(items, self.sizes) if self.sizes else items

@@ -4,23 +4,20 @@ handlers.base.BatchHandler adds the lifecycle, and contains an example.
 """
 
 import abc
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import fields, replace
-from functools import wraps
 from pathlib import Path
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar, runtime_checkable
 
 from handlers.config import HandlerConfig, NoOptions, parse_options
 from handlers.engines import Arrays, Device, Engine, Listener, Outputs
 from handlers.errors import ItemError
 from handlers.pipeline.declared import complete
 from handlers.pipeline.micro_batches import OVERHEAD, Overhead
+from handlers.pipeline.values import Inputs, Results
 from handlers.protocol import retrieval, rows
-from handlers.protocol.fields import Fields
-from handlers.protocol.metadata import Metadata, TensorMetadata
-from handlers.protocol.output_tensors import Model, OutputTensors, documents
-from handlers.protocol.requests import UNIT_COST, Cost, Items, Payload, Request
-from handlers.protocol.responses import Piped
+from handlers.protocol.metadata import Metadata
+from handlers.protocol.requests import UNIT_COST, Cost, Payload, Request
 from handlers.protocol.rows import Headers, Shape
 from handlers.protocol.wire import API_HEADER
 
@@ -33,23 +30,10 @@ class Hooks(abc.ABC, Generic[Config, Item]):
 
     config_class: ClassVar[type[HandlerConfig]]  # its settings: a plain class or a dataclass
     options_class: ClassVar[Any] = NoOptions  # the options of one item: such a class, too
-    # Whether `decode` reads the options as the client sent them; else it gets a checked `options_class`.
-    reads_options: ClassVar[bool] = False
-    inputs: frozenset[str]  # the JSON fields of its input; other fields are options
-    item_dimensions: ClassVar[int] = 0  # of an item that is a tensor of numbers
-    # Tensors of inputs by name, unless they are BYTES [B], or FP32 with `item_dimensions`.
-    input_tensors: Mapping[str, TensorMetadata] = {}
-    output_tensors: OutputTensors = documents()  # how results become tensors of the Open Inference Protocol
-    piped: Piped = Piped()  # how it answers {"inputs": ...}
-    batch_dims: Mapping[str, int] = {}  # by the name of an output tensor: its dimension of rows, unless the first
-    media_types: tuple[str, ...] = ()  # of bodies other than JSON, for the metadata
-    decodes_in_threads: ClassVar[bool] = True  # whether decoding an item takes longer than passing it to a thread
-    api: ClassVar[retrieval.Api | None] = None  # the API whose responses contain its results
-    view: ClassVar[str] = ""  # how the gateway's page shows an answer (results.js); empty for JSON
-    ranges: Any = None  # the least and the greatest value of vectors in int8, (2, D)
+    inputs: Inputs | Set[str] = Inputs()  # a set is the fields of JSON
+    results: Results = Results()
     staged_files: ClassVar[tuple[str, ...]] = ()  # names or patterns of files beside the model's configuration
     overhead: Overhead = OVERHEAD  # cost of one more micro-batch
-    graph_lengths: Sequence[int] = ()  # padded lengths of CUDA graphs, ascending
 
     config: Config
     engine: Engine
@@ -57,8 +41,9 @@ class Hooks(abc.ABC, Generic[Config, Item]):
     longest_run_s: float  # most seconds of one run, for engines that can stop one
     fingerprint: str | None  # hash of everything that the archive was made from; None if unknown
     device: Device  # of the engine
-    shape: Shape  # of requests, for `unpack`
     metadata: Metadata
+    shape: Shape  # of requests, for `unpack`
+    _defaults: tuple[Any, Any] = (None, None)  # settings, and the options of an item without any
 
     def __init_subclass__(cls, **more: Any) -> None:
         """Complete the classes of settings and options, which TorchServe must not count as handlers."""
@@ -68,8 +53,6 @@ class Hooks(abc.ABC, Generic[Config, Item]):
                 setattr(cls, name, complete(own, base))
                 if own.__module__ == cls.__module__:
                     own.__module__ += ".own"
-        if "decode" in vars(cls) and not cls.reads_options:
-            cls.decode = _with_options(cls.decode)  # type: ignore[method-assign,assignment]
 
     @abc.abstractmethod
     def load(self) -> Engine:
@@ -80,23 +63,13 @@ class Hooks(abc.ABC, Generic[Config, Item]):
         """
 
     @abc.abstractmethod
-    def sample(self) -> Payload | None:
-        """Return a payload that a client might send, for warm-up; None if that is unknown."""
+    def sample(self) -> Payload | Sequence[Payload] | None:
+        """Return a payload that a client might send, for warm-up; None if that is unknown.
 
-    def samples(self) -> Sequence[Payload]:
-        """Return `sample` first, then payloads of other graphs or sizes; each runs once before the worker is ready."""
-        sample = self.sample()
-        return () if sample is None else (sample,)
+        After the first, a list has payloads of other graphs or sizes; each runs once before the worker is ready.
+        """
 
-    def items(self, fields: Fields, model: Model) -> Items:  # noqa: ARG002
-        """Return the object that makes items of a request's contents; called once. `fields` does it by `inputs`."""
-        return fields
-
-    def only_values(self) -> Mapping[str, Any]:
-        """Return the only accepted value of each field with which clients of `api` would change the answer."""
-        return {}
-
-    def unpack(self, row: Mapping[str, Any], headers: Headers) -> Request:
+    def unpack(self, row: Mapping[str, object], headers: Headers) -> Request:
         """Divide one row, which is a request, into payloads. Few tasks override it.
 
         Args:
@@ -112,7 +85,7 @@ class Hooks(abc.ABC, Generic[Config, Item]):
         """Check and decode one item. Several threads may call it.
 
         Args:
-            payload: its `options` are an `options_class`, unless `reads_options`.
+            payload: its `options` are an `options_class`; settings of the same name are their defaults.
 
         Raises:
             InvalidInput: this item cannot be served; its client reads the message.
@@ -130,10 +103,6 @@ class Hooks(abc.ABC, Generic[Config, Item]):
     def collate(self, items: Sequence[Item]) -> Arrays:
         """Stack the items of one micro-batch: arrays of shape (B, ...), named as the model's inputs."""
 
-    def examples(self, items: Sequence[Item]) -> Sequence[Arrays]:
-        """Return the inputs of one item for each shape that deserves a CUDA graph; `items` are the samples."""
-        return [self.collate([item]) for item in items]
-
     def forward(self, inputs: Arrays, items: Sequence[Item]) -> Outputs:  # noqa: ARG002
         """Run the model once, again for each half of a micro-batch that failed.
 
@@ -150,17 +119,6 @@ class Hooks(abc.ABC, Generic[Config, Item]):
         """
         return self.engine.run(inputs)
 
-    def forward_reporting(self, inputs: Arrays, items: Sequence[Item], ended: Listener) -> Outputs:  # noqa: ARG002
-        """Run the model once, as `forward`, in adaptive mode.
-
-        Args:
-            inputs: from `collate`.
-            items: of this micro-batch.
-            ended: called with the index and the outputs, (1, ...), of an item that ends before the others; `split` then
-                gets these outputs and this item.
-        """
-        return self.forward(inputs, items)
-
     @abc.abstractmethod
     def split(self, outputs: Outputs, items: Sequence[Item]) -> Sequence[Any]:
         """Divide the outputs of a micro-batch, arrays of shape (B, ...), into one result per item, in order.
@@ -168,24 +126,58 @@ class Hooks(abc.ABC, Generic[Config, Item]):
         JSON can represent a result; numpy arrays are lists.
         """
 
-    def tokens(self, item: Item) -> int:  # noqa: ARG002
-        """Return the number of an item's tokens, for responses that contain their request's sum."""
-        return 0
-
-
-def _with_options(decode: Callable[[Any, Payload], Any]) -> Callable[[Any, Payload], Any]:
-    """Check a payload's options before `decode`; settings of the same name are their defaults."""
-
-    @wraps(decode)
-    def checked(task: Any, payload: Payload) -> Any:
-        known = task.options_class
-        if isinstance(payload.options, known):
-            return decode(task, payload)
-        names = [each.name for each in fields(known)]
-        defaults = {name: getattr(task.config, name) for name in names if hasattr(task.config, name)}
-        return decode(task, replace(payload, options=parse_options(known, {**defaults, **payload.options})))
-
-    return checked
-
 
 Task = Hooks[Any, Any]  # a task of any settings and items
+
+
+@runtime_checkable
+class Reporting(Protocol):
+    """A task whose engine may end items of a micro-batch before the others."""
+
+    def forward_reporting(self, inputs: Arrays, items: Sequence[object], ended: Listener) -> Outputs:
+        """Run the model once, as `forward`, in adaptive mode; call `ended` with the index and the outputs, (1, ...), of
+        an item that ends before the others; `split` then gets these outputs and this item.
+        """
+
+
+@runtime_checkable
+class Shaped(Protocol):
+    """A task whose items have several shapes that each deserve a CUDA graph."""
+
+    def examples(self, items: Sequence[object]) -> Sequence[Arrays]:
+        """Return the inputs of one item for each of these shapes; `items` are the samples."""
+
+
+def inputs_of(task: Task) -> Inputs:
+    if isinstance(task.inputs, Inputs):
+        return task.inputs
+    declared = (vars(each).get("inputs") for each in type(task).__mro__)
+    return replace(next(each for each in declared if isinstance(each, Inputs)), fields=frozenset(task.inputs))
+
+
+def samples_of(task: Task) -> list[Payload]:
+    made = task.sample()
+    return [made] if isinstance(made, Payload) else [*(made or ())]
+
+
+def decode(task: Task, payload: Payload) -> Any:
+    """Call the hook with the options checked."""
+    sent, value = payload.options, payload.value
+    if isinstance(sent, task.options_class):
+        return task.decode(payload)
+    if sent and (inputs := inputs_of(task)).are_shared and isinstance(value, Mapping):
+        value = {**{name: sent[name] for name in inputs.fields & sent.keys()}, **value}
+        sent = {name: each for name, each in sent.items() if name not in inputs.fields}
+    return task.decode(Payload(value, _read_options(task, sent), payload.allowance))
+
+
+def _read_options(task: Task, sent: Mapping[str, object]) -> Any:
+    known, (config, options) = task.options_class, task._defaults  # noqa: SLF001
+    if not sent and config is task.config:
+        return options
+    names = [each.name for each in fields(known)] if getattr(known, "has_settings", True) else []
+    defaults = {name: getattr(task.config, name) for name in names if hasattr(task.config, name)}
+    options = parse_options(known, {**defaults, **sent})
+    if not sent:
+        task._defaults = task.config, options  # noqa: SLF001
+    return options

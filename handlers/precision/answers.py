@@ -103,7 +103,7 @@ def make_proof(
     return Proof(measure, agreement, change, compared.samples, least, compared.detail, broken)
 
 
-def _is_finite(answer: Any) -> bool:
+def _is_finite(answer: object) -> bool:
     parts = map(np.asarray, answer if isinstance(answer, Span | Boxes) else [answer])
     return all(np.isfinite(part).all() for part in parts if part.dtype.kind == "f")
 

@@ -52,7 +52,7 @@ class Samples:
             return file.getvalue()
 
 
-def _make_plain(part: Any) -> Any:
+def _make_plain(part: object) -> Any:
     """Return an array without objects, in few bytes."""
     array = np.asarray(part)
     kinds: dict[str, Any] = {"O": np.str_, "f": np.float32, "i": np.int32}

@@ -46,7 +46,7 @@ class Answer:
         """Return a copy with the number of tokens of the request."""
         return replace(self, tokens=tokens)
 
-    def pack(self, results: Sequence[Any]) -> Reply:
+    def pack(self, results: Sequence[object]) -> Reply:
         # One failed item fails the request, as with OpenAI, and the message has the item's index.
         errors = [(index, result) for index, result in enumerate(results) if isinstance(result, ItemError)]
         if not errors:
@@ -58,7 +58,7 @@ class Answer:
         final = {SHOULD_RETRY_HEADER: "false"} if error.code >= 500 and error.code != BUSY else {}
         return Reply(error.code, encode_padded(document), headers=final)
 
-    def document(self, results: Sequence[Any]) -> Any:
+    def document(self, results: Sequence[object]) -> Any:
         """Return the answer to a request without errors."""
         raise NotImplementedError
 
@@ -95,7 +95,7 @@ class Embeddings(Answer):
             vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), np.float32(1e-12))
         return vectors
 
-    def document(self, results: Sequence[Any]) -> Any:
+    def document(self, results: Sequence[object]) -> Any:
         vectors = quantize(self.vectors(results), self.dtype, self.ranges)
         written = encode_base64(vectors) if self.is_base64 else list(vectors)
         if self.aliases.get("input") == "inputs":

@@ -113,13 +113,13 @@ def _unique(pairs: list[tuple[str, Any]]) -> None:
         raise InvalidBody("model: the body has it twice.")
 
 
-def check_count(options: Mapping[str, Any]) -> None:
+def check_count(options: Mapping[str, object]) -> None:
     """Refuse more than MOST_OPTIONS."""
     if len(options) > MOST_OPTIONS:
         raise InvalidOption(TOO_MANY.format(len(options)))
 
 
-def is_inference(document: Any) -> bool:
+def is_inference(document: object) -> bool:
     """Whether a JSON document is an Open Inference request, valid or not: its inputs are not texts or a task's own."""
     if not isinstance(document, Mapping) or not isinstance(inputs := document.get("inputs"), list):
         return False

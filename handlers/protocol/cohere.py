@@ -53,7 +53,7 @@ def read(sent: dict[str, Any], aliases: dict[str, str], version: str) -> Asked:
     return Asked(types, given if kind == "text" else [], version)
 
 
-def _read_content(item: Any) -> Mapping[str, Any]:
+def _read_content(item: object) -> Mapping[str, Any]:
     """Read {"content": [part]}."""
     match item:
         case {"content": [{"type": "text", "text": text}]}:
@@ -68,7 +68,7 @@ class CohereEmbeddings(Embeddings):
     asked: Asked = NOTHING
     api = "cohere"
 
-    def document(self, results: Sequence[Any]) -> Any:
+    def document(self, results: Sequence[object]) -> Any:
         vectors = self.vectors(results)
         found = {
             each: encode_base64(vectors) if each == "base64" else list(quantize(vectors, each, self.ranges))

@@ -33,8 +33,8 @@ IMAGE = frozenset({"b64"})  # the input of tasks on images, whose text in JSON i
 
 
 def instances_of(
-    document: Mapping[str, Any],
-    options: Mapping[str, Any],
+    document: Mapping[str, object],
+    options: Mapping[str, object],
     most: int,
     read: Callable[[Any, Mapping[str, Any]], Payload],
     form: Form,
@@ -50,7 +50,7 @@ def instances_of(
     if len(instances) > most:
         raise TooManyInstances(f"{len(instances)} instances; max_request_items is {most}.")
 
-    def outcome(instance: Any) -> Payload | ItemError:
+    def outcome(instance: object) -> Payload | ItemError:
         try:
             return read(instance, shared)
         except InvalidInput as error:
@@ -78,7 +78,7 @@ class Fields:
             return Request((Payload(value, {**self.piped.options, **sent.options}),), PipelineForm("", self.piped))
         return Request((Payload(value, sent.options),))
 
-    def of_json(self, document: Any, sent: BodyInfo) -> Request:
+    def of_json(self, document: object, sent: BodyInfo) -> Request:
         if isinstance(document, dict) and "instances" in document:
             return instances_of(document, sent.options, self.max_request_items, self._payload, Instances())
         is_own = "inputs" in self.inputs
@@ -86,7 +86,7 @@ class Fields:
             return self._of_pipeline(document, sent.options)
         return Request((self._payload(document, sent.options),))
 
-    def _of_pipeline(self, document: Mapping[str, Any], options: Mapping[str, Any]) -> Request:
+    def _of_pipeline(self, document: Mapping[str, object], options: Mapping[str, object]) -> Request:
         others = {name: value for name, value in document.items() if name not in ("inputs", "parameters", "options")}
         if not isinstance(parameters := document.get("parameters") or {}, dict):
             raise InvalidBody('"parameters" must be an object.')
@@ -101,7 +101,7 @@ class Fields:
         form = PipelineForm(inputs, self.piped)
         return instances_of(items, shared, self.max_request_items, self._payload, form)
 
-    def _payload(self, value: Any, shared: Mapping[str, Any]) -> Payload:
+    def _payload(self, value: object, shared: Mapping[str, object]) -> Payload:
         if isinstance(value, str):
             return Payload({"b64": value} if self.inputs == IMAGE else value, shared)
         if not isinstance(value, dict) or not self.inputs & value.keys():
@@ -111,7 +111,7 @@ class Fields:
         own = {name: value[name] for name in value if name not in self.inputs}
         return Payload(inputs, {**shared, **own})
 
-    def of_tensors(self, tensors: Mapping[str, NDArray[Any]], options: Mapping[str, Any]) -> Payloads:
+    def of_tensors(self, tensors: Mapping[str, NDArray[Any]], options: Mapping[str, object]) -> Payloads:
         inputs = self._inputs_of(tensors)
         columns = {
             name: _column(name, array, self.item_dimensions if name in inputs and array.dtype.kind != "O" else 0)

@@ -172,7 +172,7 @@ def _parameters(part: Any) -> dict[str, Any]:
     return {name: kind and getattr(part.parameters[name], kind) for name, kind in chosen.items()}
 
 
-def _from_contents(datatype: str, dtype: np.dtype[Any], shape: tuple[int, ...], contents: Any) -> NDArray[Any]:
+def _from_contents(datatype: str, dtype: np.dtype[Any], shape: tuple[int, ...], contents: object) -> NDArray[Any]:
     """Read a typed tensor; elements of BYTES are bytes, as in raw tensors."""
     name = _CONTENTS.get(datatype)
     if name is None:

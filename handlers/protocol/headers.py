@@ -24,7 +24,7 @@ class Headers(dict[str, str]):
         return not self
 
 
-def read_headers(sent: Mapping[str, Any]) -> Headers:
+def read_headers(sent: Mapping[str, object]) -> Headers:
     """Read a request's headers as TorchServe has them: values, and for each field {"content-type": value}.
 
     Clients choose the case of names, and TorchServe's own case depends on the path.

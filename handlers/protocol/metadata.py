@@ -44,7 +44,7 @@ class Metadata:
     device: str = "cpu"
     fingerprint: str | None = None  # of the archive; a rollout compares it with the archive in the model store
 
-    def pack(self, results: Sequence[Any]) -> Reply:  # noqa: ARG002
+    def pack(self, results: Sequence[object]) -> Reply:  # noqa: ARG002
         document = asdict(self)
         for tensor in (*document["inputs"], *document["outputs"]):
             if tensor["batch_dim"] == 0:

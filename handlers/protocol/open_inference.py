@@ -54,7 +54,7 @@ class Inference:
             return self._failed(ItemError.of(unknown))
         return self._write(outputs)
 
-    def _outputs(self, results: Sequence[Any]) -> dict[str, tuple[NDArray[Any], bool]]:
+    def _outputs(self, results: Sequence[object]) -> dict[str, tuple[NDArray[Any], bool]]:
         """Return the tensors that the client wants, in its order, by name, and whether each is binary."""
         arrays = self.model.arrays(results)
         wanted = dict(self.wanted) or dict.fromkeys(arrays, self.is_binary)
@@ -110,11 +110,11 @@ def split(body: bytes | bytearray | str, header: str) -> tuple[memoryview, memor
     return view[: int(header)], view[int(header) :]
 
 
-def read_json(document: Any, binary: memoryview, model: Model) -> InferRequest:
+def read_json(document: object, binary: memoryview, model: Model) -> InferRequest:
     """Read a request from the parsed JSON document and the bytes behind it."""
     left = binary
 
-    def data(_: int, tensor: Mapping[str, Any], dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+    def data(_: int, tensor: Mapping[str, object], dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
         nonlocal left
         if "binary_data_size" not in (parameters := _parameters(tensor)):
             return tensors.from_json(dtype, shape, tensor.get("data"))
@@ -167,7 +167,7 @@ def read(document: Any, read_data: ReadData, form: type[Inference], model: Model
     )
 
 
-def _read_outputs(outputs: Any, model: Model, is_binary: bool) -> dict[str, bool]:
+def _read_outputs(outputs: object, model: Model, is_binary: bool) -> dict[str, bool]:
     """Return the outputs that the client names, in its order, and whether each is binary."""
     if outputs is None:
         return {}
@@ -202,20 +202,20 @@ def _is_writable(text: str) -> bool:
     return True
 
 
-def _name(tensor: Any) -> str:
+def _name(tensor: object) -> str:
     if not isinstance(tensor, Mapping) or not isinstance(tensor.get("name"), str):
         raise InvalidBody('a tensor must be an object with a "name".')
     return str(tensor["name"])
 
 
-def _parameters(part: Mapping[str, Any]) -> Mapping[str, Any]:
+def _parameters(part: Mapping[str, object]) -> Mapping[str, Any]:
     parameters = part.get("parameters")
     if not isinstance(parameters, Mapping | None):
         raise InvalidBody('"parameters" must be an object.')
     return parameters or {}
 
 
-def _flag(parameters: Mapping[str, Any], name: str, *, default: bool) -> bool:
+def _flag(parameters: Mapping[str, object], name: str, *, default: bool) -> bool:
     value = parameters.get(name, default)
     if not isinstance(value, bool):
         raise InvalidBody(f'"{name}" must be true or false.')

@@ -111,7 +111,7 @@ def _datatype(dtype: Any) -> str:
     return datatype_of(np.empty(0, dtype))
 
 
-def _padded(rows: Sequence[NDArray[Any]], fill: Any) -> NDArray[Any]:
+def _padded(rows: Sequence[NDArray[Any]], fill: object) -> NDArray[Any]:
     padded = np.full((len(rows), max(map(len, rows))), fill, rows[0].dtype)
     for into, row in zip(padded, rows, strict=True):
         into[: len(row)] = row
@@ -131,7 +131,7 @@ class Model:
     # The dimension of an output that counts rows, if it is not the first.
     batch_dims: Mapping[str, int] = field(default_factory=dict)
 
-    def arrays(self, results: Sequence[Any]) -> dict[str, NDArray[Any]]:
+    def arrays(self, results: Sequence[object]) -> dict[str, NDArray[Any]]:
         """Return the outputs by name, with a row for every item; the row of a failed item is empty."""
         is_good = np.array([not isinstance(result, ItemError) for result in results])
         arrays = dict(self.outputs.arrays([result for result in results if not isinstance(result, ItemError)]))
@@ -153,7 +153,7 @@ class Model:
         return names[0] if len(names) == 1 else None
 
 
-def errors_of(results: Sequence[Any]) -> NDArray[Any]:
+def errors_of(results: Sequence[object]) -> NDArray[Any]:
     """Write each item's error as JSON, or "" if it has a result: (B,) objects."""
     return np.array([encode(r.to_json()) if isinstance(r, ItemError) else b"" for r in results], object)
 

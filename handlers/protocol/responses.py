@@ -11,7 +11,7 @@ https://github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md has the encoding 
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 from urllib.parse import quote
 
@@ -42,15 +42,11 @@ class Reply:
     content_type: str = "application/json"
     headers: Mapping[str, str] = field(default_factory=dict)  # further ones
 
-    def with_headers(self, headers: Mapping[str, str]) -> "Reply":
-        """Return a copy with these headers added or replaced."""
-        return replace(self, headers={**self.headers, **headers})
-
 
 class Form(Protocol):
     """The form in which the answer to a request is written."""
 
-    def pack(self, results: Sequence[Any]) -> Reply:
+    def pack(self, results: Sequence[object]) -> Reply:
         """Write one row's answer of an ItemError, or a value that JSON can represent, for each payload in order."""
 
 
@@ -62,7 +58,7 @@ class OneItem:
     # or infinity is an error.
     value_of: Callable[[Any], Any] | None = None
 
-    def pack(self, results: Sequence[Any]) -> Reply:
+    def pack(self, results: Sequence[object]) -> Reply:
         (result,) = results
         if isinstance(result, ItemError):
             return Reply(result.code, encode(result.to_json()))
@@ -75,7 +71,7 @@ class Instances:
 
     value_of: Callable[[Any], Any] | None = None
 
-    def pack(self, results: Sequence[Any]) -> Reply:
+    def pack(self, results: Sequence[object]) -> Reply:
         value_of = self.value_of or (lambda result: result)
         predictions = [{"error": r.to_json()} if isinstance(r, ItemError) else value_of(r) for r in results]
         write = encode if self.value_of is None else encode_padded
@@ -98,7 +94,7 @@ class PipelineForm:
     inputs: Any
     piped: Piped = field(default_factory=Piped)
 
-    def pack(self, results: Sequence[Any]) -> Reply:
+    def pack(self, results: Sequence[object]) -> Reply:
         is_list = isinstance(self.inputs, list)
         for index, result in enumerate(results):
             if isinstance(result, ItemError):
@@ -131,7 +127,7 @@ def status_of(results: Sequence[Any]) -> int:
     return first.code if all(isinstance(result, ItemError) for result in results) else 200
 
 
-def encode(value: Any) -> bytes:
+def encode(value: object) -> bytes:
     """Write a value, arrays included, as compact UTF-8 JSON; WrongOutput names the field with NaN or infinity."""
     body = encode_padded(value)
     if b"null" in body:
@@ -153,6 +149,6 @@ def _non_finite(value: Any) -> str | None:
     return "" if is_number and not np.isfinite(value).all() else None
 
 
-def encode_padded(value: Any) -> bytes:
+def encode_padded(value: object) -> bytes:
     """Write a value as compact UTF-8 JSON, with null for NaN and infinity."""
     return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)

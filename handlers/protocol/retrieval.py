@@ -63,7 +63,7 @@ INPUTS = {"text": "text", "image": "b64"}  # the task's fields by clients' names
 _SCHEME = re.compile(r"\s*[A-Za-z][A-Za-z0-9+.-]*:")
 
 
-def unpack(row: Mapping[str, Any], headers: Headers, shape: Shape) -> Request:
+def unpack(row: Mapping[str, object], headers: Headers, shape: Shape) -> Request:
     """Unpack one row whose client names one of the APIs; see `rows.unpack`."""
     api, _, version = headers[API_HEADER].partition("-v")
     aliases: dict[str, str] = {}
@@ -179,7 +179,7 @@ def _required(sent: dict[str, Any], name: str) -> Any:
     return sent.pop(name)
 
 
-def _check_number(name: str, items: Sequence[Any], most: int) -> None:
+def _check_number(name: str, items: Sequence[object], most: int) -> None:
     if not items:
         raise EmptyInput(f"{name}: must not be empty.")
     if len(items) > most:
@@ -191,7 +191,7 @@ def modalities(shape: Shape) -> list[str]:
     return [name for name, field in INPUTS.items() if field in shape.inputs]
 
 
-def text_or_image(given: Any, modality: str, options: Mapping[str, Any], shape: Shape) -> Payload | ItemError:
+def text_or_image(given: object, modality: str, options: Mapping[str, object], shape: Shape) -> Payload | ItemError:
     """Make an item of a text, an image, or an object with one of both."""
     try:
         known = modalities(shape)
@@ -207,7 +207,7 @@ def text_or_image(given: Any, modality: str, options: Mapping[str, Any], shape: 
         return ItemError.of(error)
 
 
-def _base64(given: Any) -> str:
+def _base64(given: object) -> str:
     """Return the base64 of a data URI. Other URLs are refused: a server must not fetch URLs for clients."""
     if not isinstance(given, str):
         raise InvalidBody("image: must be a data URI, or base64.")

@@ -67,7 +67,7 @@ class Shape:
     ranges: Any = None  # see `Hooks`
 
 
-def unpack(row: Mapping[str, Any], headers: Headers, shape: Shape) -> Request:
+def unpack(row: Mapping[str, object], headers: Headers, shape: Shape) -> Request:
     """Unpack one row."""
     try:
         if names := _named_inputs(row, shape):
@@ -77,7 +77,7 @@ def unpack(row: Mapping[str, Any], headers: Headers, shape: Shape) -> Request:
         return Request((ItemError.of(error),), _error_form(headers, shape.model))
 
 
-def _from_row(row: Mapping[str, Any], headers: Headers, shape: Shape) -> Request:
+def _from_row(row: Mapping[str, object], headers: Headers, shape: Shape) -> Request:
     is_protobuf = _is_protobuf(headers)
     length = None if is_protobuf else headers.get(LENGTH_HEADER.lower())
     _, value, sent = body_of(row, headers, shape.max_body_bytes)
@@ -114,7 +114,7 @@ def _is_protobuf(headers: Headers) -> bool:
     return content_type(headers, BODY)[0] == PROTOBUF
 
 
-def body_of(row: Mapping[str, Any], headers: Headers, max_body_bytes: int) -> tuple[str, Any, BodyInfo]:
+def body_of(row: Mapping[str, object], headers: Headers, max_body_bytes: int) -> tuple[str, Any, BodyInfo]:
     """Find a row's body: its field's name, its value (bytes or text, not empty, or parsed JSON), and its BodyInfo."""
     _check_row(row, headers, max_body_bytes)
     name, options = _input_field(row)
@@ -136,7 +136,7 @@ def _decoded(row: Mapping[str, Any], headers: Headers, name: str) -> tuple[Any, 
     return decode(value, charset) if is_text and charset not in UTF8_CHARSETS else value, media_type
 
 
-def _check_row(row: Mapping[str, Any], headers: Headers, max_body_bytes: int) -> None:
+def _check_row(row: Mapping[str, object], headers: Headers, max_body_bytes: int) -> None:
     if len(row) > FORM_FIELDS:
         raise BodyTooLarge(f"The form has more than {FORM_FIELDS} fields.")
     if codings_of(headers.get("content-encoding", "")):
@@ -146,13 +146,13 @@ def _check_row(row: Mapping[str, Any], headers: Headers, max_body_bytes: int) ->
         raise BodyTooLarge(f"The body has {size} bytes; max_body_bytes is {max_body_bytes}.")
 
 
-def _named_inputs(row: Mapping[str, Any], shape: Shape) -> set[str]:
+def _named_inputs(row: Mapping[str, object], shape: Shape) -> set[str]:
     """Return the fields of a form that are inputs of the task by their names; none if one field is the whole input."""
     names = shape.inputs & row.keys()
     return {*names} if len(names) > 1 or (len(row) > 1 and not row.keys() & {BODY, DATA}) else set()
 
 
-def _from_fields(names: set[str], row: Mapping[str, Any], headers: Headers, shape: Shape) -> Request:
+def _from_fields(names: set[str], row: Mapping[str, object], headers: Headers, shape: Shape) -> Request:
     """Make one item of a form's inputs: files as they are, JSON parsed, and other fields as text or as options are."""
     _check_row(row, headers, shape.max_body_bytes)
     options = {name: value for name, value in row.items() if name not in names}
@@ -162,7 +162,7 @@ def _from_fields(names: set[str], row: Mapping[str, Any], headers: Headers, shap
     return shape.items.of_json(document, sent)
 
 
-def _field_value(name: str, value: Any, media_type: str) -> Any:
+def _field_value(name: str, value: object, media_type: str) -> Any:
     reader = reader_of(media_type)
     if reader == "json" and isinstance(value, bytes | bytearray | str):
         return parse_json(value)
@@ -176,7 +176,7 @@ def _field_value(name: str, value: Any, media_type: str) -> Any:
     return text if reader == "text" or name in TEXT_INPUTS else form_value(text)
 
 
-def _input_field(row: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
+def _input_field(row: Mapping[str, object]) -> tuple[str, Mapping[str, Any]]:
     """Return the name of the field that contains the input, and the other fields as options."""
     if BODY in row or DATA in row:
         name = BODY if BODY in row else DATA
@@ -235,20 +235,20 @@ def _is_json(document: Any, sent: BodyInfo, shape: Shape) -> bool:
     return isinstance(document, dict) and not (sent.content_type and shape.media_types == TEXT)
 
 
-def _from_json(document: Any, sent: BodyInfo, shape: Shape) -> Request:
+def _from_json(document: object, sent: BodyInfo, shape: Shape) -> Request:
     if is_inference(document):
         return _from_inference(document, memoryview(b""), sent.options, shape)
     return shape.items.of_json(document, sent)
 
 
-def _from_inference(document: Any, binary: memoryview, options: Mapping[str, Any], shape: Shape) -> Request:
+def _from_inference(document: object, binary: memoryview, options: Mapping[str, object], shape: Shape) -> Request:
     try:
         return _with_items(open_inference.read_json(document, binary, shape.model), options, shape)
     except InvalidInput as error:
         return Request((ItemError.of(error),), open_inference.Inference(shape.model))
 
 
-def _from_grpc(body: Any, options: Mapping[str, Any], shape: Shape) -> Request:
+def _from_grpc(body: Any, options: Mapping[str, object], shape: Shape) -> Request:
     # Importing protobuf takes a tenth of a second of a worker's start, for requests that may never arrive.
     from handlers.protocol import grpc_inference  # noqa: PLC0415
 
@@ -258,7 +258,7 @@ def _from_grpc(body: Any, options: Mapping[str, Any], shape: Shape) -> Request:
     return _with_items(grpc_inference.read(message, shape.model), options, shape)
 
 
-def _with_items(read: open_inference.InferRequest, options: Mapping[str, Any], shape: Shape) -> Request:
+def _with_items(read: open_inference.InferRequest, options: Mapping[str, object], shape: Shape) -> Request:
     shared = {**options, **read.parameters}
     check_count(shared)
     return Request(shape.items.of_tensors(read.tensors, shared), read.form, terms=read.terms)

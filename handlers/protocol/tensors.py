@@ -40,13 +40,13 @@ MAX_SIZE = 2**31 - 1  # the most elements of a tensor, and of a dimension, even 
 _LENGTH = struct.Struct("<I")
 
 
-def read_dtype(datatype: Any) -> np.dtype[Any]:
+def read_dtype(datatype: object) -> np.dtype[Any]:
     if not isinstance(datatype, str) or datatype not in DTYPES:
         raise MalformedTensor(f'"datatype" must be one of {", ".join(DTYPES)}.')
     return DTYPES[datatype]
 
 
-def read_shape(shape: Any) -> tuple[int, ...]:
+def read_shape(shape: object) -> tuple[int, ...]:
     if (
         not isinstance(shape, list)
         or len(shape) > MAX_DIMENSIONS
@@ -105,7 +105,7 @@ def _elements(data: memoryview, count: int) -> list[bytes]:
     return elements
 
 
-def from_json(dtype: np.dtype[Any], shape: tuple[int, ...], data: Any) -> NDArray[Any]:
+def from_json(dtype: np.dtype[Any], shape: tuple[int, ...], data: object) -> NDArray[Any]:
     """Read a tensor's "data": a flat list, row by row, or lists nested like the shape."""
     if dtype == BF16:
         raise MalformedTensor("BF16 must be binary, with parameters.binary_data_size.")
@@ -124,7 +124,7 @@ def from_json(dtype: np.dtype[Any], shape: tuple[int, ...], data: Any) -> NDArra
         raise MalformedTensor(f'"data" contains a number that {_NAMES[dtype]} cannot represent.') from None
 
 
-def to_objects(data: Any) -> tuple[NDArray[Any], set[type]]:
+def to_objects(data: object) -> tuple[NDArray[Any], set[type]]:
     """Make an array of objects of nested lists, and return their types, too."""
     # Objects: otherwise numpy turns true into a number, and every string needs the memory of the longest.
     objects = np.array(data, object)
@@ -176,6 +176,6 @@ def encode_elements(array: NDArray[Any]) -> list[bytes]:
     return [element.encode() if isinstance(element, str) else element for element in array.ravel()]
 
 
-def make_objects(elements: Sequence[Any]) -> NDArray[Any]:
+def make_objects(elements: Sequence[object]) -> NDArray[Any]:
     """Make a one-dimensional array of elements of any type."""
     return np.fromiter(elements, object, len(elements))

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from handlers.engines import Engine, Outputs
+from handlers.pipeline.values import Results
 from handlers.precision import answers
 from handlers.probabilities import function_of, scores_of_rows
 from handlers.protocol.output_tensors import LABELS, Record, rankings
@@ -24,11 +25,9 @@ class ImageClassificationHandler(ImageHandler[ImageClassificationConfig]):
     """The network is a PixelClassifier: pixels -> logits. Labels are unique."""
 
     answer_kind = answers.LABELS._replace(measure="top-1")
-    view = "scores"
     config_class = ImageClassificationConfig
     options_class = ImageClassificationOptions
-    output_tensors = rankings(LABELS, _to_records)
-    piped = Piped(_to_records)
+    results = Results(rankings(LABELS, _to_records), Piped(_to_records), view="scores")
 
     def load(self) -> Engine:
         engine = super().load()

@@ -7,10 +7,10 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from handlers.config import parse_options
 from handlers.engines import Outputs
 from handlers.errors import ImageTooLarge
 from handlers.pipeline.micro_batches import Cost
+from handlers.pipeline.values import Results
 from handlers.precision.answers import Kind
 from handlers.precision.comparisons import Array, compare_maps
 from handlers.protocol.requests import Payload
@@ -32,10 +32,9 @@ class ImageSegmentationHandler(ImageHandler[ImageSegmentationConfig]):
     """The network is a PixelSegmenter or a PixelSegformer, of checkpoint/ or of model.pt."""
 
     answer_kind = Kind("miou", 0.98, read_maps, compare_maps)
-    view = "segments"
     config_class = ImageSegmentationConfig
     options_class = ImageSegmentationOptions
-    piped = Piped(options={"masks": "png"})
+    results = Results(piped=Piped(options={"masks": "png"}), view="segments")
 
     def load_network(self) -> tuple[Any, Sequence[str]]:
         from handlers.engines.torch import dtype_for  # noqa: PLC0415
@@ -49,7 +48,6 @@ class ImageSegmentationHandler(ImageHandler[ImageSegmentationConfig]):
 
     def decode(self, payload: Payload) -> DecodedImage:
         """Decode an image; refuse it if its map, or its resized image, is too large."""
-        options = parse_options(ImageSegmentationOptions, payload.options)
         image, size = open_image(payload.value, self.config, payload.allowance, self.preprocessing.least_side)
         if size[0] * size[1] > self.config.max_map_pixels:
             limit = self.config.max_map_pixels
@@ -60,7 +58,7 @@ class ImageSegmentationHandler(ImageHandler[ImageSegmentationConfig]):
             raise ImageTooLarge(
                 f"An image of {size[0]} x {size[1]} is resized to {width} x {height}; max_seen_pixels is {limit}."
             )
-        return DecodedImage(self.preprocessing.fit(image), options, size)
+        return DecodedImage(self.preprocessing.fit(image), payload.options, size)
 
     def cost(self, item: DecodedImage) -> Cost:
         """Images of one shape share a micro-batch, whose duration grows with its pixels."""

@@ -1,6 +1,7 @@
 """Image and text embedding: images and texts become vectors of one space."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from handlers.image_text.config import ImageTextEmbeddingConfig, ImageTextEmbedd
 from handlers.image_text.engines import TowerEngines, TowerGraphs
 from handlers.image_text.families import TEXT_GRAPH, UNMASKED, read_family
 from handlers.pipeline.micro_batches import Cost
+from handlers.pipeline.values import Inputs, Results
 from handlers.precision import answers
 from handlers.protocol.output_tensors import vectors
 from handlers.protocol.quantization import read_ranges
@@ -20,7 +22,7 @@ from handlers.protocol.requests import Payload
 from handlers.text.handler import TextHandler
 from handlers.text.sentence_files import Dimensions
 from handlers.vision.encoding import make_grey_jpeg
-from handlers.vision.handler import IMAGE_TENSORS, DecodedImage
+from handlers.vision.handler import IMAGE_TENSORS, IMAGES, DecodedImage
 from handlers.vision.images import decode_image
 from handlers.vision.preprocessing import Preprocessing
 
@@ -35,15 +37,10 @@ class ImageTextEmbeddingHandler(TextHandler[ImageTextEmbeddingConfig, Any]):
     """
 
     answer_kind = answers.VECTORS
-    view = "vector"
     config_class = ImageTextEmbeddingConfig
     options_class = ImageTextEmbeddingOptions
-    inputs = frozenset({"b64", "text"})
-    item_dimensions = 3
-    input_tensors = IMAGE_TENSORS
-    media_types: tuple[str, ...] = ("image/*", "text/plain")
-    decodes_in_threads = True
-    api = "embeddings"
+    inputs = Inputs(frozenset({"b64", "text"}), ("image/*", "text/plain"), dimensions=3, tensors=IMAGE_TENSORS)
+    results = Results(view="vector", api="embeddings", only={"normalized": True})
 
     def load(self) -> Engine:
         self.tokenizer, model = read_family(self.checkpoint_dir)
@@ -53,18 +50,18 @@ class ImageTextEmbeddingHandler(TextHandler[ImageTextEmbeddingConfig, Any]):
         self.patches = (width // vision.patch_size) * (height // vision.patch_size)
         size = getattr(model, "projection_dim", vision.hidden_size)
         self.dimensions = Dimensions.read(self.checkpoint_dir, size, is_any=self.config.is_matryoshka)
-        self.ranges = read_ranges(self.config.int8_ranges, size)
-        self.output_tensors = vectors("embedding", size)
+        ranges = read_ranges(self.config.int8_ranges, size)
+        self.results = replace(self.results, tensors=vectors("embedding", size), ranges=ranges)
         if self.tokenizer is not None:
             limit = min(model.text_config.max_position_embeddings, self.tokenizer.model_max_length)
             self.max_length = min(limit, self.config.max_length or limit)
             self.fixed_length = limit if model.model_type in UNMASKED else None
         else:
-            self.inputs, self.media_types = frozenset({"b64"}), ("image/*",)
+            self.inputs = IMAGES
         return self._load_engine()
 
     def _load_engine(self) -> Engine:
-        config, has_text = self.config, "text" in self.inputs
+        config, has_text = self.config, self._has_text
         if not self.uses_torch:
             graphs = [self.model_dir / name for name in ((GRAPH, TEXT_GRAPH) if has_text else (GRAPH,))]
             settings: Any = {"precision": config.precision, "threads": config.threads}
@@ -80,31 +77,29 @@ class ImageTextEmbeddingHandler(TextHandler[ImageTextEmbeddingConfig, Any]):
             engines.append(TorchEngine(towers.text, self.device, towers.text.input_names, outputs, config.threads))
         return TowerEngines(engines)
 
-    def sample(self) -> Payload:
-        return Payload(make_grey_jpeg(self.preprocessing.least_side))
+    @property
+    def _has_text(self) -> bool:
+        return self.tokenizer is not None
 
-    def samples(self) -> Sequence[Payload]:
+    def sample(self) -> Any:
         """Return an image, and a text for the graph of texts."""
-        return [self.sample(), *([Payload({"text": "a photograph"})] if "text" in self.inputs else ())]
+        image = Payload(make_grey_jpeg(self.preprocessing.least_side))
+        return [image, *([Payload({"text": "a photograph"})] if self._has_text else ())]
 
-    def only_values(self) -> Mapping[str, Any]:
-        return {"normalized": True}
-
-    def options(self, sent: Mapping[str, Any]) -> Any:
-        options = super().options(sent)
+    def check(self, options: Any) -> None:
         self.dimensions.check(options.dimensions)
-        return options
 
     def decode(self, payload: Payload) -> Any:
         """Check a text, or {"text": ...}; or decode an image: bytes, {"b64": ...} or pixels."""
         value = payload.value
         fields = value if isinstance(value, Mapping) else {"text" if isinstance(value, str) else "b64": value}
-        if not fields.keys() <= self.inputs or len(fields) > 1:
-            kinds = "a text or an image" if "text" in self.inputs else "an image"
+        if not fields.keys() <= self.inputs.fields or len(fields) > 1:
+            kinds = "a text or an image" if self._has_text else "an image"
             raise InvalidBody(f"An item of this model must be {kinds}.")
         if "text" in fields:
             return super().decode(payload)
-        options, image = self.options(payload.options), fields["b64"]
+        self.check(payload.options)
+        image = fields["b64"]
         # A row of a tensor is a file; JSON has it in base64.
         image = image if isinstance(image, bytes | bytearray | np.ndarray) else {"b64": image}
         try:
@@ -114,9 +109,9 @@ class ImageTextEmbeddingHandler(TextHandler[ImageTextEmbeddingConfig, Any]):
         except InvalidInput as error:
             # In a list of texts and images, the message names the kind of the item.
             raise type(error)(f"image: {error}") from None
-        return DecodedImage(pixels, options, size)
+        return DecodedImage(pixels, payload.options, size)
 
-    def prepare(self, items: Sequence[Any]) -> Sequence[Any | ItemError]:
+    def prepare(self, items: Sequence[object]) -> Sequence[Any | ItemError]:
         texts = [item for item in items if not isinstance(item, DecodedImage)]
         prepared = iter(super().prepare(texts) if texts else ())
         return [item if isinstance(item, DecodedImage) else next(prepared) for item in items]
@@ -124,10 +119,8 @@ class ImageTextEmbeddingHandler(TextHandler[ImageTextEmbeddingConfig, Any]):
     def cost(self, item: Any) -> Cost:
         """Images share micro-batches with images, and texts with texts."""
         is_image = isinstance(item, DecodedImage)
-        return Cost(self.patches if is_image else self.padded_length(len(item.ids)), group=is_image)
-
-    def tokens(self, item: Any) -> int:
-        return self.patches if isinstance(item, DecodedImage) else len(item.ids)
+        sent = self.patches if is_image else len(item.ids)
+        return Cost(sent if is_image else self.padded_length(sent), group=is_image, sent=sent)
 
     def padded_length(self, tokens: int) -> int:
         return self.fixed_length or super().padded_length(tokens)
@@ -137,7 +130,7 @@ class ImageTextEmbeddingHandler(TextHandler[ImageTextEmbeddingConfig, Any]):
         is_images = isinstance(items[0], DecodedImage)
         return {"pixels": np.stack([item.pixels for item in items])} if is_images else self.stack(items)
 
-    def examples(self, items: Sequence[Any]) -> Sequence[Arrays]:
+    def examples(self, items: Sequence[object]) -> Sequence[Arrays]:
         image, *texts = items
         return [self.collate([image]), *(super().examples(texts) if texts else ())]
 

@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 
 from handlers.base import BatchHandler
-from handlers.config import parse_options
 from handlers.engines import Arrays, Engine, Outputs
 from handlers.engines.fasttext import FastTextEngine
 from handlers.errors import InvalidConfig
+from handlers.pipeline.values import TEXTS, Results
 from handlers.protocol.output_tensors import LABELS, rankings
 from handlers.protocol.requests import Payload
 from handlers.protocol.responses import Piped
@@ -22,15 +22,10 @@ PREFIX = "__label__"
 class LanguageIdHandler(BatchHandler[LanguageIdConfig, Text[LanguageIdOptions]]):
     """Serves an archive with one fastText model, model.ftz or model.bin."""
 
-    view = "languages"
     config_class = LanguageIdConfig
     options_class = LanguageIdOptions
-    reads_options = True
-    inputs = frozenset({"text"})
-    media_types = ("text/plain",)
-    output_tensors = rankings(LABELS)
-    piped = Piped(is_nested=True)
-    decodes_in_threads = False
+    inputs = TEXTS
+    results = Results(rankings(LABELS), Piped(is_nested=True), view="languages")
 
     def load(self) -> Engine:
         found = [path for path in (self.model_dir / "model.ftz", self.model_dir / "model.bin") if path.is_file()]
@@ -42,11 +37,10 @@ class LanguageIdHandler(BatchHandler[LanguageIdConfig, Text[LanguageIdOptions]])
         return Payload("Bonjour tout le monde.")
 
     def decode(self, payload: Payload) -> Text[LanguageIdOptions]:
-        """Check a text, or {"text": ...}, put it on one line, and read its options."""
-        options = parse_options(LanguageIdOptions, payload.options)
+        """Check a text, or {"text": ...}, and put it on one line."""
         text = read_payload(payload, self.config.max_characters)
         # For fastText a line break ends the text, and every white space separates words.
-        return Text(" ".join(text.split()), options)
+        return Text(" ".join(text.split()), payload.options)
 
     def collate(self, items: Sequence[Text[LanguageIdOptions]]) -> Arrays:
         """Stack the items: `texts`, (B,) str, and `top_k`, (B,) int."""

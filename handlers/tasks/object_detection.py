@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from handlers.engines import Engine, Outputs
+from handlers.pipeline.values import Results
 from handlers.precision.answers import Kind
 from handlers.precision.comparisons import Boxes, compare_boxes
 from handlers.probabilities import sigmoid, softmax
@@ -36,9 +37,9 @@ class ObjectDetectionHandler(ImageHandler[ObjectDetectionConfig]):
     """The network is a PixelDetector or a PixelSsd: pixels -> logits, boxes. Answers are transformers' pipeline's."""
 
     answer_kind = Kind("map", 0.98, read_boxes, compare_boxes, {"threshold": FOUND, "answer": "boxes"}, Boxes)
-    view = "boxes"
     config_class = ObjectDetectionConfig
     options_class = ObjectDetectionOptions
+    results = Results(view="boxes")
 
     def load(self) -> Engine:
         self.rules = None if self.config.arch is None else RULES[self.config.arch]

@@ -10,6 +10,7 @@ import numpy as np
 
 from handlers.engines import Engine, Outputs
 from handlers.errors import InvalidBody, InvalidInput, ItemError, ResponseTooLarge, TextTooLong
+from handlers.pipeline.values import Inputs, Results
 from handlers.precision.answers import Kind
 from handlers.precision.comparisons import Span, compare_spans
 from handlers.protocol.output_tensors import Record, rankings
@@ -50,13 +51,13 @@ class QuestionAnsweringHandler(WindowsHandler[QuestionAnsweringConfig, Passage])
     """A long context runs in windows."""
 
     answer_kind = Kind("labels", 0.99, read_spans, compare_spans, {"top_k": 2}, Span)
-    view = "answers"
     config_class = QuestionAnsweringConfig
-    inputs = frozenset({"question", "context"})
-    media_types = ()
+    inputs = Inputs(frozenset({"question", "context"}), in_threads=False, are_shared=True)
     head = Head("AutoModelForQuestionAnswering", ("start_logits", "end_logits"), is_paired=True)
     options_class = QuestionAnsweringOptions
-    output_tensors = rankings({"answer": object, "score": np.float32, "start": np.int64, "end": np.int64}, _records)
+    results = Results(
+        rankings({"answer": object, "score": np.float32, "start": np.int64, "end": np.int64}, _records), view="answers"
+    )
 
     def load(self) -> Engine:
         engine = super().load()
@@ -73,13 +74,13 @@ class QuestionAnsweringHandler(WindowsHandler[QuestionAnsweringConfig, Passage])
         """Check {"question": ..., "context": ...}; either may be beside "instances", for all of them."""
         if not isinstance(payload.value, Mapping):
             raise InvalidBody('A question must be {"question": ..., "context": ...}.')
-        fields = {**payload.options, **payload.value}
         question, context = (
-            read_text(fields.pop(name, None), name, self.config.max_characters) for name in ("question", "context")
+            read_text(payload.value.get(name), name, self.config.max_characters) for name in ("question", "context")
         )
         if payload.allowance:  # a context beside "instances" is sent once, and tokenised for each question
             payload.allowance.take("characters", len(question) + len(context), self.config.max_request_characters)
-        return Passage(context, self.options(fields), question=question)
+        self.check(payload.options)
+        return Passage(context, payload.options, question=question)
 
     def prepare(self, items: Sequence[Passage]) -> Sequence[Passage | ItemError]:
         """Tokenise all items in one call, and split contexts that are too long."""

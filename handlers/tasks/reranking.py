@@ -1,12 +1,14 @@
 """Reranking: a query and a document become a score, by a cross-encoder that reads both."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from handlers.engines import Engine, Outputs
 from handlers.errors import InvalidBody, InvalidConfig, InvalidOption
+from handlers.pipeline.values import Inputs, Results
 from handlers.precision.answers import Kind
 from handlers.precision.comparisons import compare_ranks
 from handlers.probabilities import sigmoid
@@ -22,7 +24,7 @@ from handlers.text.sentence_modules import check_reranker
 Pair = Text[RerankingOptions]
 
 
-def read_scores(task: Any, outputs: Outputs, items: Sequence[Pair]) -> list[float]:  # noqa: ARG001
+def read_scores(task: object, outputs: Outputs, items: Sequence[Pair]) -> list[float]:  # noqa: ARG001
     return [float(score) for score in outputs["logits"][:, 0]]
 
 
@@ -30,14 +32,11 @@ class RerankingHandler(TextHandler[RerankingConfig, Pair]):
     """Scores are those of sentence-transformers' CrossEncoder; each document is an item."""
 
     answer_kind = Kind("ranks", 0.98, read_scores, compare_ranks)
-    view = "ranking"
     config_class = RerankingConfig
-    inputs = frozenset({"query", "document"})
-    media_types = ()
+    inputs = Inputs(frozenset({"query", "document"}), in_threads=False, are_shared=True)
     head = Head("AutoModelForSequenceClassification", ("logits",), is_paired=True)
     options_class = RerankingOptions
-    output_tensors = columns({"score": np.float32})
-    api = "rerank"
+    results = Results(columns({"score": np.float32}), view="ranking", api="rerank")
 
     def load(self) -> Engine:
         engine = super().load()
@@ -51,6 +50,8 @@ class RerankingHandler(TextHandler[RerankingConfig, Pair]):
         if (self.checkpoint_dir / "modules.json").is_file():
             prompts = Prompts.read(self.checkpoint_dir)
             self.prompt = prompts.texts.get(prompts.default or "", "")  # it precedes the query
+        if self.activation in (sigmoid, np.asarray):  # TEI's name for logits
+            self.results = replace(self.results, only={"raw_scores": self.activation is np.asarray})
         return engine
 
     def sample(self) -> Payload:
@@ -60,21 +61,17 @@ class RerankingHandler(TextHandler[RerankingConfig, Pair]):
         """Check {"query": ..., "document": ...}; either may be beside "instances", for all of them."""
         if not isinstance(payload.value, Mapping):
             raise InvalidBody('A pair must be {"query": ..., "document": ...}.')
-        fields = {**payload.options, **payload.value}
-        texts = {name: fields.pop(name, None) for name in ("query", "document")}
-        options = self.options(fields)
+        options, most_characters = payload.options, self.config.max_characters
         reading = self.reading(options)
-        query, document = (read_text(text, name, self.config.max_characters, **reading) for name, text in texts.items())
+        query, document = (
+            read_text(payload.value.get(name), name, most_characters, **reading) for name in ("query", "document")
+        )
         most = options.max_tokens_per_doc
         if most is not None and most < self.max_length:
             raise InvalidOption(f"max_tokens_per_doc: {most}; this model cuts documents at {self.max_length} tokens.")
         if payload.allowance:  # a query is sent once, and tokenised for each document
             payload.allowance.take("characters", len(query) + len(document), self.config.max_request_characters)
         return Text(self.prompt + query, options, pair=document)
-
-    def only_values(self) -> Mapping[str, Any]:
-        is_known = self.activation in (sigmoid, np.asarray)  # TEI's name for logits
-        return {"raw_scores": self.activation is np.asarray} if is_known else {}
 
     def split(self, outputs: Outputs, items: Sequence[Pair]) -> Sequence[Any]:  # noqa: ARG002
         """Turn `logits`, (B, 1), into {"score": float} for each item."""

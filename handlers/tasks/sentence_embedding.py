@@ -8,6 +8,7 @@ from tokenizers import normalizers
 
 from handlers.engines import Engine, Outputs
 from handlers.errors import InvalidBody, InvalidOption, ItemError
+from handlers.pipeline.values import Results
 from handlers.precision import answers
 from handlers.protocol.output_tensors import vectors
 from handlers.protocol.quantization import read_ranges
@@ -29,12 +30,10 @@ class SentenceEmbeddingHandler(TextHandler[SentenceEmbeddingConfig, Sentence]):
     """Prompts precede texts as in sentence-transformers."""
 
     answer_kind = answers.VECTORS
-    view = "vectors"
     config_class = SentenceEmbeddingConfig
     head = Head("AutoModel", ("embeddings",), is_pooled=True)
     options_class = SentenceEmbeddingOptions
-    output_tensors = vectors("embedding")
-    api = "embeddings"
+    results = Results(vectors("embedding"), view="vectors", api="embeddings")
 
     def load(self) -> Engine:
         engine = super().load()
@@ -44,21 +43,23 @@ class SentenceEmbeddingHandler(TextHandler[SentenceEmbeddingConfig, Sentence]):
             backend.normalizer = normalizers.Sequence([normalizers.Lowercase(), *filter(None, [backend.normalizer])])
         self.prompts = Prompts.read(self.checkpoint_dir)
         self.dimensions = Dimensions.read(self.checkpoint_dir, size, is_any=self.config.is_matryoshka)
-        self.ranges = read_ranges(self.config.int8_ranges, size)
-        self.output_tensors = vectors("embedding", size)
+        only = {"normalized": True} if has_unit_length(self.checkpoint_dir) else {}
+        ranges = read_ranges(self.config.int8_ranges, size)
+        self.results = replace(self.results, tensors=vectors("embedding", size), ranges=ranges, only=only)
         return engine
 
     def decode(self, payload: Payload) -> Sentence:
         """Check a text, {"text": ...} or token ids, and the options."""
         ids = read_token_ids(payload.value["text"]) if isinstance(payload.value, Mapping) else None
         if ids is not None:
-            return self._from_ids(ids, self.options(payload.options))
+            return self._from_ids(ids, payload.options)
         sentence = super().decode(payload)
         options = sentence.options
         return replace(sentence, text=self.prompts.find(options.prompt_name, options.input_type) + sentence.text)
 
     def _from_ids(self, ids: list[int], options: SentenceEmbeddingOptions) -> Sentence:
         """Accept the model's own token ids unchanged, special ones included."""
+        self.check(options)
         if self.config.token_ids is None:
             raise InvalidBody(f"text: token ids are not accepted (setting token_ids); send texts. {LANGCHAIN}")
         if min(ids) < 0 or max(ids) >= self.model_config.vocab_size:
@@ -69,15 +70,10 @@ class SentenceEmbeddingHandler(TextHandler[SentenceEmbeddingConfig, Sentence]):
             ids = ids[-limit:] if options.truncation_side == "left" else ids[:limit]
         return Text("", options, ids=ids)
 
-    def only_values(self) -> Mapping[str, Any]:
-        return {"normalized": True} if has_unit_length(self.checkpoint_dir) else {}
-
-    def options(self, sent: Mapping[str, Any]) -> Any:
-        options = super().options(sent)
+    def check(self, options: Any) -> None:
         self.dimensions.check(options.dimensions)
         if options.normalize is False and (options.dimensions or has_unit_length(self.checkpoint_dir)):
             raise InvalidOption("normalize: must be true; this model, or `dimensions`, scales vectors to unit length.")
-        return options
 
     def prepare(self, items: Sequence[Sentence]) -> Sequence[Sentence | ItemError]:
         """Tokenise the texts; token ids only need a check of their number."""

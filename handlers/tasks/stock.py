@@ -17,6 +17,7 @@ from handlers.engines import Arrays, Engine, Outputs
 from handlers.engines.function import FunctionEngine
 from handlers.errors import BodyTooLarge, ItemError, WrongOutput
 from handlers.original_archive import ORIGINAL, OriginalArchive, OriginalReply, OriginalRow, StockConfig, decode_values
+from handlers.pipeline.values import Inputs
 from handlers.protocol.requests import Payload, Request
 from handlers.protocol.responses import OneItem, Reply
 from handlers.protocol.rows import Headers
@@ -28,9 +29,7 @@ class StockHandler(BatchHandler[StockConfig, OriginalRow]):
     """Serves the files of an old archive, original/: its MAR-INF/MANIFEST.json names its handler."""
 
     config_class = StockConfig
-    reads_options = True
-    inputs = frozenset({"data"})
-    decodes_in_threads = False
+    inputs = Inputs(frozenset({"data"}), in_threads=False)
 
     class AsReturned:
         """The form of an answer that the old handler has written."""
@@ -41,7 +40,7 @@ class StockHandler(BatchHandler[StockConfig, OriginalRow]):
                 return OneItem().pack(results)
             return Reply(result.status, result.body, result.content_type, result.headers)
 
-    def initialize(self, context: Any) -> None:
+    def initialize(self, context: object) -> None:
         """See `BatchHandler.initialize`; the old handler's own gets TorchServe's context of its archive."""
         self._context = context
         super().initialize(context)
@@ -55,7 +54,7 @@ class StockHandler(BatchHandler[StockConfig, OriginalRow]):
         """Return nothing: the inputs of the old handler are unknown."""
         return
 
-    def unpack(self, row: Mapping[str, Any], headers: Headers) -> Request:
+    def unpack(self, row: Mapping[str, object], headers: Headers) -> Request:
         """Take the whole row for one item."""
         size = sum(len(value) for value in row.values() if isinstance(value, bytes | bytearray | str))
         if size > (limit := self.config.max_body_bytes):

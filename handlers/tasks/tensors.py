@@ -8,7 +8,6 @@ from typing import Any
 
 from handlers.archive_files import GRAPH
 from handlers.base import BatchHandler
-from handlers.config import NoOptions, parse_options
 from handlers.engines import EXPORTED, SCRIPTED, Arrays, Device, Engine, Outputs
 from handlers.engines.function import FILE, FOLDER, FunctionEngine, load_function
 from handlers.engines.onnx import FILE as ONNX
@@ -16,6 +15,7 @@ from handlers.engines.onnx import OnnxEngine
 from handlers.engines.openvino import OpenVinoEngine
 from handlers.errors import InvalidConfig, OutOfRange, TensorMismatch, reason
 from handlers.pipeline.micro_batches import Cost
+from handlers.pipeline.values import Inputs, Results
 from handlers.protocol.fields import Fields
 from handlers.protocol.output_tensors import Model
 from handlers.protocol.requests import Items, Payload
@@ -52,8 +52,6 @@ class TensorsHandler(BatchHandler[TensorsConfig, Row]):
     """
 
     config_class = TensorsConfig
-    reads_options = True
-    decodes_in_threads = False
 
     def load(self) -> Engine:
         engine, self.signature = load_model(self.model_dir, self.config, self.device, uses_torch=self.uses_torch)
@@ -62,16 +60,16 @@ class TensorsHandler(BatchHandler[TensorsConfig, Row]):
         self._graph = engine if has_free_sizes and isinstance(engine, OpenVinoEngine) else None
         self._accepted: set[tuple[tuple[str, tuple[int, ...]], ...]] = set()
         self._bounds = integer_bounds(engine.model) if isinstance(engine, OpenVinoEngine) else {}
-        self.inputs = frozenset(self.signature.inputs)
-        self.input_tensors = {name: describe_tensor(tensor) for name, tensor in self.signature.inputs.items()}
-        self.batch_dims = {name: tensor.batch_dim for name, tensor in (self.signature.outputs or {}).items()}
+        tensors = {name: describe_tensor(tensor) for name, tensor in self.signature.inputs.items()}
+        self.inputs = Inputs(frozenset(tensors), tensors=tensors, in_threads=False, items=self._make_items)
+        dimensions = {name: tensor.batch_dim for name, tensor in (self.signature.outputs or {}).items()}
         self._samples = [row for row in make_sample_rows(self.signature, self.config) if self._accepts(engine, row)]
         self.outputs = self.signature.outputs  # None if only a run shows the outputs of a function
         if self._samples and self.outputs is None:
             # For inputs of declared datatypes, a function always returns the same outputs.
             rows = [self.rows.make_row(self._samples[0])]
             self.outputs = describe_outputs(check_outputs(engine.run(self.collate(rows)), None, len(rows), {}))
-        self.output_tensors = make_output_tensors(self.outputs)
+        self.results = Results(make_output_tensors(self.outputs), batch_dims=dimensions)
         self.engine = engine
         return engine
 
@@ -86,13 +84,10 @@ class TensorsHandler(BatchHandler[TensorsConfig, Row]):
                 return False
         return True
 
-    def sample(self) -> Payload | None:
-        return next(iter(self.samples()), None)
-
-    def samples(self) -> Sequence[Payload]:
+    def sample(self) -> Sequence[Payload]:
         return [Payload(row) for row in self._samples]
 
-    def items(self, fields: Fields, model: Model) -> Items:
+    def _make_items(self, fields: Fields, model: Model) -> Items:
         """Rows of tensors, checked against the signature."""
         self._items = TensorItems(
             self.signature, self.rows, model, given=fields.tensors, most_rows=self.config.max_request_items
@@ -101,8 +96,6 @@ class TensorsHandler(BatchHandler[TensorsConfig, Row]):
 
     def decode(self, payload: Payload) -> Row:
         """Read a row's values, if they are JSON's."""
-        if payload.options:
-            parse_options(NoOptions, payload.options)
         arrays = self._items.read_row(payload)
         if not self.config.allow_non_finite:
             check_finite(arrays, self._items.given)

@@ -9,6 +9,7 @@ import numpy as np
 from handlers.checkpoints import check_labels
 from handlers.engines import Engine, Outputs
 from handlers.errors import InvalidOption
+from handlers.pipeline.values import Results
 from handlers.precision import answers
 from handlers.probabilities import function_of, scores_of_rows
 from handlers.protocol.output_tensors import LABELS, rankings
@@ -24,12 +25,10 @@ class TextClassificationHandler(TextHandler[TextClassificationConfig, Text[TextC
     """Answers are those of transformers' pipeline of that name, always as a list."""
 
     answer_kind = answers.LABELS
-    view = "labels"
     config_class = TextClassificationConfig
     head = Head("AutoModelForSequenceClassification", ("logits",))
     options_class = TextClassificationOptions
-    output_tensors = rankings(LABELS)
-    piped = Piped(is_nested=True)
+    results = Results(rankings(LABELS), Piped(is_nested=True), view="labels")
 
     def load(self) -> Engine:
         engine = super().load()

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from handlers.checkpoints import check_labels
 from handlers.engines import Engine, Outputs
 from handlers.errors import InvalidInput, ItemError, TextTooLong
+from handlers.pipeline.values import Results
 from handlers.precision.answers import Kind
 from handlers.precision.comparisons import Array, compare_rows
 from handlers.probabilities import softmax
@@ -25,7 +26,7 @@ from handlers.text.windows import Window, Windowed, cut_window, split_encoding
 Item = Windowed[TokenClassificationOptions]
 
 
-def read_tokens(task: Any, outputs: Outputs, items: Sequence[Item]) -> list[Array]:  # noqa: ARG001
+def read_tokens(task: object, outputs: Outputs, items: Sequence[Item]) -> list[Array]:  # noqa: ARG001
     rows = iter(softmax(outputs["logits"]))
     return [
         np.concatenate([next(rows)[window.first : window.first + window.tokens] for window in item.windows])
@@ -37,10 +38,10 @@ class TokenClassificationHandler(WindowsHandler[TokenClassificationConfig, Item]
     """Answers are those of transformers' pipeline of that name; a long text runs in windows, as with its `stride`."""
 
     answer_kind = Kind("labels", 0.99, read_tokens, compare_rows)
-    view = "entities"
     config_class = TokenClassificationConfig
     head = Head("AutoModelForTokenClassification", ("logits",))
     options_class = TokenClassificationOptions
+    results = Results(view="entities")
 
     def load(self) -> Engine:
         engine = super().load()
@@ -55,7 +56,7 @@ class TokenClassificationHandler(WindowsHandler[TokenClassificationConfig, Item]
         item = super().decode(payload)
         return Windowed(item.text, item.options)
 
-    def fit(self, item: Item, ids: Sequence[int], type_ids: Sequence[int], encoding: Any) -> Item | ItemError:
+    def fit(self, item: Item, ids: Sequence[int], type_ids: Sequence[int], encoding: object) -> Item | ItemError:
         """Return an item with its windows, which are one if it is cut."""
         limit, side, most = self.limit(item.options), self.cut_side(item.options), self.config.max_windows
         try:

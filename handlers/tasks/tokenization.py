@@ -1,15 +1,16 @@
 """Tokenization: a text becomes the token ids of a model, for clients that run the model elsewhere."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from handlers.base import BatchHandler
 from handlers.checkpoints import load_tokenizer
-from handlers.config import parse_options
 from handlers.engines import Arrays, Outputs
 from handlers.engines.function import FunctionEngine
 from handlers.errors import InvalidInput, InvalidOption, ItemError
 from handlers.pipeline.micro_batches import Cost
+from handlers.pipeline.values import TEXTS, Results
 from handlers.protocol.output_tensors import sequences
 from handlers.protocol.requests import Payload
 from handlers.text.config import TokenizationConfig, TokenizationOptions
@@ -29,10 +30,7 @@ class TokenizationHandler(BatchHandler[TokenizationConfig, Item]):
 
     config_class = TokenizationConfig
     options_class = TokenizationOptions
-    reads_options = True
-    inputs = frozenset({"text"})
-    media_types = ("text/plain",)
-    decodes_in_threads = False  # checking a text takes microseconds, and the tokenizer has its own threads
+    inputs = TEXTS
 
     def load(self) -> FunctionEngine:
         config = self.config
@@ -42,18 +40,17 @@ class TokenizationHandler(BatchHandler[TokenizationConfig, Item]):
         else:
             self.tokenizer = load_tokenizer(folder, trust_remote_code=is_trusted)
         self.max_length = find_source_limit(self.checkpoint_dir, config.max_length)
+        self.config = replace(config, max_length=self.max_length)  # the option's default
         self.pad_id = self.tokenizer.pad_token_id or 0
-        self.output_tensors = sequences({"input_ids": self.pad_id, "attention_mask": 0})
+        self.results = Results(sequences({"input_ids": self.pad_id, "attention_mask": 0}))
         return FunctionEngine(dict, ["input_ids", "attention_mask"])
 
     def sample(self) -> Payload:
         return Payload("What went before decides what comes next.")
 
     def decode(self, payload: Payload) -> Item:
-        """Check a text, or {"text": ...}, and complete its options by the settings."""
-        config = self.config
-        defaults = {"padding": config.padding, "truncation": config.truncation, "max_length": self.max_length}
-        options = parse_options(TokenizationOptions, {**defaults, **payload.options})
+        """Check a text, or {"text": ...}."""
+        config, options = self.config, payload.options
         if options.max_length > self.max_length:
             raise InvalidOption(f"max_length: {options.max_length}; at most {self.max_length}.")
         text = read_payload(payload, config.max_characters)
@@ -67,7 +64,7 @@ class TokenizationHandler(BatchHandler[TokenizationConfig, Item]):
         places = encodings.encodings or [None] * len(items)
         return [self._fit(*row) for row in zip(items, encodings["input_ids"], places, strict=True)]
 
-    def _fit(self, item: Item, ids: Sequence[int], encoding: Any) -> Item | ItemError:
+    def _fit(self, item: Item, ids: Sequence[int], encoding: object) -> Item | ItemError:
         limit = item.options.max_length
         try:
             if len(ids) > limit and item.options.truncation:

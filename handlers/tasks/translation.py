@@ -16,7 +16,8 @@ from handlers.engines.ctranslate2 import CONVERTED, STEP_ITEMS, CTranslate2Engin
 from handlers.engines.decoding import counted_settings
 from handlers.errors import InvalidConfig, InvalidOption, InvalidText, ItemError
 from handlers.pipeline.micro_batches import Cost, Overhead
-from handlers.protocol.output_tensors import OutputTensors, columns
+from handlers.pipeline.values import TEXTS, Results
+from handlers.protocol.output_tensors import columns
 from handlers.protocol.requests import Payload, Request
 from handlers.protocol.rows import Headers
 from handlers.text.config import TranslationConfig, TranslationOptions
@@ -43,14 +44,10 @@ class TranslationHandler(BatchHandler[TranslationConfig, SourceText]):
          -> collate, forward: one run for items of equal options and languages -> split: its text
     """
 
-    view = "translation"
     config_class = TranslationConfig
     options_class = TranslationOptions
-    reads_options = True
-    inputs = frozenset({"text"})
-    media_types = ("text/plain",)
-    output_tensors: OutputTensors = columns({"translation_text": object})
-    decodes_in_threads = False  # checking a text takes microseconds; tokenising is one call for each source language
+    inputs = TEXTS
+    results = Results(columns({"translation_text": object}), view="translation")
 
     engine: "Generator | CTranslate2Engine"
 
@@ -113,7 +110,8 @@ class TranslationHandler(BatchHandler[TranslationConfig, SourceText]):
         sources = self.languages.sources
         if not sources:
             raise InvalidConfig("detector: this model's source language is fixed; remove the setting")
-        self.output_tensors = columns({"translation_text": object, "src_lang": object, "src_lang_score": np.float32})
+        names = {"translation_text": object, "src_lang": object, "src_lang_score": np.float32}
+        self.results = replace(self.results, tensors=columns(names))
         fallback = None if self.config.src_lang == AUTO else self.config.src_lang
         return Detector(load_detector(self.model_dir), sources, fallback)
 
@@ -125,7 +123,7 @@ class TranslationHandler(BatchHandler[TranslationConfig, SourceText]):
         options = {"src_lang": named or source, "split": "none", "tgt_lang": config.tgt_lang or target}
         return Payload("What went before decides what comes next.", options)
 
-    def unpack(self, row: Mapping[str, Any], headers: Headers) -> Request:
+    def unpack(self, row: Mapping[str, object], headers: Headers) -> Request:
         """Replace a text that is translated sentence by sentence by its sentences."""
         return divide_texts(super().unpack(row, headers), self._divide, self.config.max_sentences)
 
@@ -156,12 +154,11 @@ class TranslationHandler(BatchHandler[TranslationConfig, SourceText]):
 
     def decode(self, payload: Payload) -> SourceText:
         """Check a text, or {"text": ...}, and its options."""
-        sent = parse_options(TranslationOptions, payload.options)
         text = read_payload(payload, self.config.max_characters)
         if payload.allowance:
             payload.allowance.take("characters", len(text), self.config.max_request_characters)
-        source = self._find_source(text, sent)
-        return SourceText(text, self._complete(sent, source, text), source=source)
+        source = self._find_source(text, payload.options)
+        return SourceText(text, self._complete(payload.options, source, text), source=source)
 
     def _complete(self, sent: TranslationOptions, source: SourceLanguage, text: str) -> TranslationOptions:
         """Complete and check the options of a text, so that equal ones make a group."""

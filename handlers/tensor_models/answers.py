@@ -52,12 +52,12 @@ def describe_tensor(tensor: Tensor) -> TensorMetadata:
     return TensorMetadata(tensor.name, tensor.datatype or ANY, tensor.shape or (-1,), tensor.batch_dim)
 
 
-def write_row(model: Model, result: Any) -> dict[str, Any]:
+def write_row(model: Model, result: object) -> dict[str, Any]:
     arrays = model.outputs.arrays([result])
     return {name: _write_values(array.take(0, model.batch_dims.get(name, 0))) for name, array in arrays.items()}
 
 
-def write_prediction(model: Model, result: Any) -> Any:
+def write_prediction(model: Model, result: object) -> Any:
     """Write one row of a list: the value of the only output, or all of them by name."""
     values = write_row(model, result)
     return next(iter(values.values())) if len(values) == 1 else values
@@ -74,7 +74,7 @@ def _write_values(array: Any) -> Any:
     return np.ascontiguousarray(array) if array.ndim else array.item()
 
 
-def _write_texts(value: Any) -> Any:
+def _write_texts(value: object) -> Any:
     if isinstance(value, bytes):
         return value.decode(errors="replace")
     return list(map(_write_texts, value)) if isinstance(value, Sequence) and not isinstance(value, str) else value
@@ -86,7 +86,7 @@ class Columns:
 
     model: Model
 
-    def pack(self, results: Sequence[Any]) -> Reply:
+    def pack(self, results: Sequence[object]) -> Reply:
         if status_of(results) != 200:
             return OneItem().pack(results[:1])
         failed = [isinstance(result, ItemError) for result in results]

@@ -124,7 +124,7 @@ def check_outputs(outputs: Any, signature: Mapping[str, Tensor] | None, rows: in
     return arrays
 
 
-def _check_name(name: Any) -> str:
+def _check_name(name: object) -> str:
     if not isinstance(name, str) or not name:
         raise WrongOutput(f"An output is named {name!r}; a text is expected.")
     if name == ERROR:
@@ -132,7 +132,7 @@ def _check_name(name: Any) -> str:
     return name
 
 
-def _check_output(value: Any, tensor: Tensor, rows: int, place: str) -> NDArray[Any]:
+def _check_output(value: object, tensor: Tensor, rows: int, place: str) -> NDArray[Any]:
     if not isinstance(value, np.ndarray):
         raise WrongOutput(f"{place}: a {type(value).__name__} was returned; an array is expected.")
     array = _convert_output(value, tensor, place)

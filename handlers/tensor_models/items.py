@@ -39,7 +39,7 @@ class TensorItems:
         self._needed = [name for name, own in given.items() if own not in signature.masks]
         self._most_rows = most_rows
 
-    def of_tensors(self, tensors: Mapping[str, NDArray[Any]], options: Mapping[str, Any]) -> Payloads:
+    def of_tensors(self, tensors: Mapping[str, NDArray[Any]], options: Mapping[str, object]) -> Payloads:
         """Make a payload of each row; an error is one of the whole request."""
         if len(tensors) == len(self._needed) == 1 and not tensors.keys() & self._inputs.keys():
             # The only input's tensor may have any name.
@@ -53,7 +53,7 @@ class TensorItems:
         """Refuse a body in any other form than JSON."""
         raise UnsupportedMedia("The body is neither JSON nor an Open Inference request.")
 
-    def of_json(self, document: Any, sent: BodyInfo) -> Request:
+    def of_json(self, document: object, sent: BodyInfo) -> Request:
         if isinstance(document, dict) and "instances" in document:
             if isinstance(document["instances"], list):
                 self._check_count(len(document["instances"]))
@@ -85,10 +85,10 @@ class TensorItems:
             name = f" for '{self._model.name}'" if self._model.name else ""
             raise BatchTooLarge(f"The request has {count} rows; batch-size must be <= {self._most_rows}{name}.")
 
-    def _instance(self, instance: Any, options: Mapping[str, Any]) -> Payload:
+    def _instance(self, instance: object, options: Mapping[str, object]) -> Payload:
         return Payload(self._read_fields(instance), options)
 
-    def _read_fields(self, instance: Any) -> Mapping[str, Any]:
+    def _read_fields(self, instance: object) -> Mapping[str, Any]:
         """Return a row's values by input; if one input is needed, an instance may be its bare value."""
         if isinstance(instance, dict):
             return self._check_names(instance)
@@ -96,7 +96,7 @@ class TensorItems:
             return {self._needed[0]: instance}
         raise InvalidBody(self._describe_forms())
 
-    def _check_names(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
+    def _check_names(self, values: Mapping[str, object]) -> Mapping[str, Any]:
         if not values:
             raise InvalidBody(self._describe_forms())
         if unknown := [name for name in values if name not in self._inputs]:
@@ -110,7 +110,7 @@ class TensorItems:
         return f'JSON must be {{"instances": [{{{fields}}}, ...]}}, {{"inputs": {{{fields}}}}} or {{{fields}}}.'
 
 
-def read_values(value: Any, tensor: Tensor, *, is_row: bool) -> NDArray[Any]:
+def read_values(value: object, tensor: Tensor, *, is_row: bool) -> NDArray[Any]:
     """Read JSON as an array of DTYPES with the batch dimension and as many more as the tensor, still unchecked."""
     listed, types = to_objects(value)
     datatype = tensor.datatype or next((name for kind, name in GUESSED if kind in types), "FP64")

@@ -114,7 +114,7 @@ def _split_rows(arrays: Arrays, dimensions: Mapping[str, int], count: int) -> li
     ]
 
 
-def _pad(tensor: Tensor, arrays: Sequence[NDArray[Any]], value: Any) -> NDArray[Any]:
+def _pad(tensor: Tensor, arrays: Sequence[NDArray[Any]], value: object) -> NDArray[Any]:
     """Join arrays of different free sizes, each in the low corner of its row."""
     shape = [max(sizes) for sizes in zip(*(array.shape for array in arrays), strict=True)]
     shape[tensor.batch_dim] = len(arrays)

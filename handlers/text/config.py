@@ -1,7 +1,7 @@
 """Settings and options of the tasks on texts; see handlers.config."""
 
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, Strict, model_validator
 from pydantic.dataclasses import dataclass
@@ -307,6 +307,8 @@ class TranslationConfig(TextConfig):
 @dataclass(frozen=True, kw_only=True, config=SETTINGS)
 class TranslationOptions:
     """Options of one text, under transformers' names; None selects the setting of that name, or the model's."""
+
+    has_settings: ClassVar[bool] = False  # each text has defaults of its own
 
     src_lang: str | None = doc(None, "The source language, as the model's own code; `auto` identifies it.")
     tgt_lang: str | None = doc(None, "The target language, as the model's own code.")

@@ -125,7 +125,7 @@ class JoiningForm:
     form: Form  # the request's own
     texts: tuple[DividedText | None, ...]  # None for a text that is not divided
 
-    def pack(self, results: Sequence[Any]) -> Reply:
+    def pack(self, results: Sequence[object]) -> Reply:
         remaining = iter(results)
         joined = [
             next(remaining) if text is None else text.result(list(islice(remaining, len(text.document.sentences))))

@@ -94,7 +94,7 @@ def _weight(entity: Mapping[str, Any]) -> tuple[int, float]:
     return entity["end"] - entity["start"], entity["score"]
 
 
-def _group_runs(items: Iterable[Any], continues: Callable[[Any, Any], bool]) -> list[list[Any]]:
+def _group_runs(items: Iterable[object], continues: Callable[[Any, Any], bool]) -> list[list[Any]]:
     """Group neighbours while each continues the one before it."""
     runs: list[list[Any]] = []
     for item in items:

@@ -3,8 +3,7 @@
 payload -> decode -> checked text -> prepare: one call of the tokenizer for all items -> collate: padded micro-batches
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from collections.abc import Sequence
 from functools import cached_property
 from itertools import cycle, islice
 from typing import Any, ClassVar, Generic, TypeVar, cast
@@ -13,12 +12,13 @@ import numpy as np
 
 from handlers.archive_files import GRAPH
 from handlers.base import BatchHandler
-from handlers.config import parse_options
 from handlers.engines import Arrays, Engine, Outputs, pad_array
 from handlers.engines.ladder import TOKENS, round_up, steps
 from handlers.engines.openvino import OpenVinoEngine
 from handlers.errors import InvalidConfig, InvalidInput, InvalidOption, ItemError, TextTooLong
 from handlers.pipeline.micro_batches import Cost
+from handlers.pipeline.task import decode
+from handlers.pipeline.values import TEXTS, Inputs
 from handlers.protocol.requests import Payload
 from handlers.text.config import TextConfig, TruncationOptions
 from handlers.text.encoders import Head, find_source_limit, read_tokenizer
@@ -35,10 +35,7 @@ class TextHandler(BatchHandler[Config, Item], Generic[Config, Item]):
     """Serves an encoder: checkpoint/ with its tokenizer, model.xml for OpenVINO, or model.safetensors for torch."""
 
     config_class: ClassVar[Any] = TextConfig
-    inputs = frozenset({"text"})
-    reads_options = True
-    media_types: tuple[str, ...] = ("text/plain",)
-    decodes_in_threads = False  # checking a text takes microseconds, and the tokenizer has its own threads
+    inputs: Inputs = TEXTS
 
     head: ClassVar[Head]  # the task's use of the encoder
     options_class: ClassVar[Any]  # of one item; a dataclass of handlers.text.config
@@ -64,41 +61,30 @@ class TextHandler(BatchHandler[Config, Item], Generic[Config, Item]):
 
     def sample(self) -> Payload:
         text = "What went before decides what comes next."
-        while len(text) > 1 and isinstance(self.prepare([self.decode(Payload(text))])[0], ItemError):
+        while len(text) > 1 and isinstance(self.prepare([decode(self, Payload(text))])[0], ItemError):
             text = text[: len(text) // 2].rstrip()
         return Payload(text)
 
     def decode(self, payload: Payload) -> Item:
-        options = self.options(payload.options)
-        accepts_blank = self.api == "embeddings"  # sentence-transformers and OpenAI embed white space
+        options = payload.options
+        self.check(options)
+        accepts_blank = self.results.api == "embeddings"  # sentence-transformers and OpenAI embed white space
         text = read_payload(payload, self.config.max_characters, accepts_blank=accepts_blank, **self.reading(options))
         if payload.allowance:
             payload.allowance.take("characters", len(text), self.config.max_request_characters)
         return cast(Item, Text(text, options))
 
-    def reading(self, options: Any) -> dict[str, Any]:
+    def reading(self, options: object) -> dict[str, Any]:
         """Return the arguments of `read_text` for a text that may be cut; InvalidOption as `limit`."""
         self.limit(options)
         side = self.cut_side(options)
         # Places count from the start of a text.
         return {"cut": None if self.needs_places and side == "left" else side, "advice": ADVICE}
 
-    def options(self, sent: Mapping[str, Any]) -> Any:
-        """Read the options of one item; settings of the same name are their defaults."""
-        if not sent:
-            return self._default_options
-        return self._options(sent)
+    def check(self, options: object) -> None:
+        """Raise InvalidOption if the model cannot follow the options of an item."""
 
-    @cached_property
-    def _default_options(self) -> Any:
-        return self._options({})
-
-    def _options(self, sent: Mapping[str, Any]) -> Any:
-        names = [field.name for field in fields(self.options_class)]
-        defaults = {name: getattr(self.config, name) for name in names if hasattr(self.config, name)}
-        return parse_options(self.options_class, {**defaults, **sent})
-
-    def limit(self, options: Any) -> int:
+    def limit(self, options: object) -> int:
         """Return the most tokens of a text; InvalidOption if its client asks for another side or more."""
         asked = self._truncation(options)
         most, side = asked.truncate_prompt_tokens or -1, asked.truncation_side
@@ -108,7 +94,7 @@ class TextHandler(BatchHandler[Config, Item], Generic[Config, Item]):
             raise InvalidOption(f"truncation_side: must be {self.tokenizer.truncation_side} for this model.")
         return self.max_length if most == -1 else most
 
-    def cut_side(self, options: Any) -> Side | None:
+    def cut_side(self, options: object) -> Side | None:
         """Return the side on which a text that is too long is cut off; None if it is an error."""
         asked = self._truncation(options)
         is_cut = asked.truncation or asked.truncate_prompt_tokens is not None
@@ -136,7 +122,7 @@ class TextHandler(BatchHandler[Config, Item], Generic[Config, Item]):
         rows = zip(items, encodings["input_ids"], encodings["token_type_ids"], places, strict=True)
         return [self.fit(*row) for row in rows]
 
-    def fit(self, item: Item, ids: Sequence[int], type_ids: Sequence[int], encoding: Any) -> Item | ItemError:
+    def fit(self, item: Item, ids: Sequence[int], type_ids: Sequence[int], encoding: object) -> Item | ItemError:
         """Return an item with its tokens, cut if they are too many and that is allowed; or its error."""
         limit, side = self.limit(item.options), self.cut_side(item.options)
         if len(ids) > limit and side is None:
@@ -149,7 +135,7 @@ class TextHandler(BatchHandler[Config, Item], Generic[Config, Item]):
         return add_tokens(item, ids, limit, type_ids)
 
     def cost(self, item: Item) -> Cost:
-        return Cost(self.padded_length(len(item.ids)), group=self.marks(item.ids))
+        return Cost(self.padded_length(len(item.ids)), group=self.marks(item.ids), sent=len(item.ids))
 
     def marks(self, ids: Sequence[int]) -> int:
         """Count the end tokens of a row, which a client's text may contain.
@@ -160,13 +146,10 @@ class TextHandler(BatchHandler[Config, Item], Generic[Config, Item]):
         end = getattr(self.model_config, "eos_token_id", None)
         return ids.count(end) if isinstance(end, int) and not self.head.is_pooled else 0
 
-    def tokens(self, item: Item) -> int:
-        return len(item.ids)
-
     def padded_length(self, tokens: int) -> int:
         if self.config.padding == "exact":
             return tokens
-        tokens = round_up(tokens, self.graph_lengths) if self.graph_lengths else tokens
+        tokens = round_up(tokens, self.overhead.lengths) if self.overhead.lengths else tokens
         return self.max_length if self.config.padding == "max_length" else round_length(tokens, self.max_length)
 
     @cached_property

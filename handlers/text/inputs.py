@@ -90,7 +90,7 @@ def read_payload(payload: Payload, most: int, **options: Any) -> str:
 
 
 def read_text(
-    value: Any,
+    value: object,
     name: str,
     max_characters: int,
     *,
@@ -121,7 +121,7 @@ def read_text(
 
 
 def add_tokens(
-    item: Item, ids: Sequence[int], max_length: int, type_ids: Sequence[int] = (), encoding: Any = None
+    item: Item, ids: Sequence[int], max_length: int, type_ids: Sequence[int] = (), encoding: object = None
 ) -> Item | ItemError:
     """Copy an item with its tokens; or return its error if there are no tokens, or more than `max_length`."""
     if not ids:

@@ -120,6 +120,6 @@ def make_torch_module(name: str) -> Any:
     return found() if isinstance(found, type) and issubclass(found, torch.nn.Module) else None
 
 
-def read_token_ids(value: Any) -> list[int] | None:
+def read_token_ids(value: object) -> list[int] | None:
     """Return the token ids that a client sent as a text; None if it sent something else."""
     return value if isinstance(value, list) and value and all(type(each) is int for each in value) else None

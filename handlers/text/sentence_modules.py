@@ -101,7 +101,7 @@ def check_reranker(folder: Path) -> None:
     _check_transformer(folder, NEUTRAL_RERANKER)
 
 
-def _check_transformer(folder: Path, neutral: Mapping[str, Any]) -> None:
+def _check_transformer(folder: Path, neutral: Mapping[str, object]) -> None:
     settings = transformer_settings(folder)
     _check_settings("Transformer", settings, neutral)
     for name in LENGTHS:
@@ -134,7 +134,7 @@ def _read_module(folder: Path, name: str, path: str) -> SentenceModule:
     return module
 
 
-def _check_settings(kind: str, settings: Mapping[str, Any], neutral: Mapping[str, Any]) -> None:
+def _check_settings(kind: str, settings: Mapping[str, object], neutral: Mapping[str, object]) -> None:
     for name, value in neutral.items():
         if settings.get(name) not in (None, value):
             raise InvalidConfig(f"{kind}: {name}: {settings[name]} is not supported, only {value}")

@@ -55,7 +55,7 @@ class Original:
             encoded = self._tokenizer(list(texts), truncation=most is not None, max_length=most)
         return encoded["input_ids"]  # type: ignore[no-any-return]
 
-    def decode(self, rows: Any) -> list[str]:
+    def decode(self, rows: object) -> list[str]:
         """Return the text of each answer, (B, U) ids."""
         options = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
         return self._tokenizer.batch_decode(rows, **options)  # type: ignore[no-any-return]
@@ -159,7 +159,7 @@ class _Pieces:
         pieces = [*([part[:end]] if end else []), *self._model.encode(part[end:], out_type=str)]
         return [self._ids.get(piece, self._unknown) for piece in pieces]
 
-    def decode(self, rows: Any) -> list[str]:
+    def decode(self, rows: object) -> list[str]:
         kept = ([self._tokens.get(number, "") for number in row if number not in self._skipped] for row in _lists(rows))
         return [self._model.decode(pieces).strip() for pieces in kept]
 

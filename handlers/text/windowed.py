@@ -1,6 +1,6 @@
 """The handler that the tasks on long texts share: a text runs in windows, all of them in one micro-batch."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Generic, TypeVar
 
 from handlers.engines import Arrays, Engine
@@ -28,13 +28,11 @@ class WindowsHandler(TextHandler[Config, Item], Generic[Config, Item]):
             raise InvalidConfig(f"doc_stride: {self.doc_stride} is not less than max_length {self.max_length}")
         return engine
 
-    def options(self, sent: Mapping[str, Any]) -> Any:
-        options = super().options(sent)
+    def check(self, options: object) -> None:
         if self.stride(options) >= self.max_length:
             raise InvalidOption(f"doc_stride: {self.stride(options)}; must be less than {self.max_length}.")
-        return options
 
-    def stride(self, options: Any) -> int:
+    def stride(self, options: object) -> int:
         """Return the tokens that neighbouring windows share; a task of a user may lack the option."""
         asked: int | None = getattr(options, "doc_stride", None)
         return self.doc_stride if asked is None else asked
@@ -44,7 +42,8 @@ class WindowsHandler(TextHandler[Config, Item], Generic[Config, Item]):
 
     def cost(self, item: Item) -> Cost:
         """The item's length is the padded tokens of all its windows."""
-        return Cost(len(item.windows) * self.padded_length(max(len(window.ids) for window in item.windows)))
+        length = len(item.windows) * self.padded_length(max(len(window.ids) for window in item.windows))
+        return Cost(length, sent=len(item.ids))
 
     def collate(self, items: Sequence[Item]) -> Arrays:
         return self.stack([window for item in items for window in item.windows])

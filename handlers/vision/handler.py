@@ -7,7 +7,6 @@ import json
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -15,9 +14,9 @@ import numpy as np
 from handlers.archive_files import GRAPH
 from handlers.base import BatchHandler
 from handlers.checkpoints import check_labels
-from handlers.config import parse_options
 from handlers.engines import Arrays, Engine
 from handlers.engines.openvino import OpenVinoEngine
+from handlers.pipeline.values import Inputs
 from handlers.protocol.metadata import TensorMetadata
 from handlers.protocol.requests import Payload
 from handlers.vision.config import PixelsConfig
@@ -27,8 +26,9 @@ from handlers.vision.preprocessing import Pixels, Preprocessing
 
 Config = TypeVar("Config", bound=PixelsConfig)
 
-# The tensor of an image that is a file; a tensor of pixels has `item_dimensions`.
+# The tensor of an image that is a file; a tensor of pixels has the dimensions.
 IMAGE_TENSORS: Mapping[str, TensorMetadata] = {"b64": TensorMetadata("image", shape=(-1, 1))}
+IMAGES = Inputs(frozenset({"b64"}), ("image/*",), dimensions=3, tensors=IMAGE_TENSORS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +41,7 @@ class DecodedImage:
 class ImageHandler(BatchHandler[Config, DecodedImage], Generic[Config]):
     """Serves labels, preprocessing.json, and model.xml for OpenVINO or model.pt and checkpoint/ for torch."""
 
-    inputs = frozenset({"b64"})
-    reads_options = True
-    item_dimensions = 3
-    input_tensors = IMAGE_TENSORS
-    media_types = ("image/*",)
+    inputs = IMAGES
 
     def load(self) -> Engine:
         names = json.loads((self.model_dir / "index_to_name.json").read_text(encoding="utf-8"))
@@ -69,14 +65,9 @@ class ImageHandler(BatchHandler[Config, DecodedImage], Generic[Config]):
         return Payload(make_grey_jpeg(self.preprocessing.least_side))
 
     def decode(self, payload: Payload) -> DecodedImage:
-        """Decode an image, bytes, {"b64": ...} or pixels, and read its options."""
-        options = parse_options(self.options_class, payload.options) if payload.options else self._no_options
+        """Decode an image, bytes, {"b64": ...} or pixels."""
         pixels, size = decode_image(payload.value, self.config, self.preprocessing, payload.allowance)
-        return DecodedImage(pixels, options, size)
-
-    @cached_property
-    def _no_options(self) -> Any:
-        return parse_options(self.options_class, {})
+        return DecodedImage(pixels, payload.options, size)
 
     def collate(self, items: Sequence[DecodedImage]) -> Arrays:
         return {"pixels": np.stack([item.pixels for item in items])}

@@ -68,14 +68,14 @@ URL_SAFE = str.maketrans("-_", "+/")
 
 
 def decode_image(
-    value: Any, config: PixelsConfig, preprocessing: Preprocessing, allowance: Allowance | None = None
+    value: object, config: PixelsConfig, preprocessing: Preprocessing, allowance: Allowance | None = None
 ) -> tuple[Pixels, tuple[int, int]]:
     """Decode one image; return the model's input, (H, W, 3), RGB, 0..255, and the image's own width and height."""
     image, own = open_image(value, config, allowance, preprocessing.least_side)
     return preprocessing.fit(image), own
 
 
-def open_image(value: Any, config: PixelsConfig, allowance: Allowance | None, least: int) -> Opened:
+def open_image(value: object, config: PixelsConfig, allowance: Allowance | None, least: int) -> Opened:
     """Decode one image within the limits, upright RGB, with the width and height as sent; raise an InvalidInput."""
     match value:
         case bytes() | bytearray() as body:
@@ -154,7 +154,7 @@ def _is_plain_tiff(image: Any) -> bool:
     return is_known and not (is_white_zero and 16 in bits)
 
 
-def _from_base64(text: Any) -> bytes:
+def _from_base64(text: object) -> bytes:
     if not isinstance(text, str):
         raise InvalidBody('"b64" must be a string.')
     if text[:5].lower() == "data:":

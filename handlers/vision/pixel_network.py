@@ -72,7 +72,7 @@ def load_state(network: Any, state: Mapping[str, Any], arch: str) -> Any:
     if not hasattr(state, "_metadata"):
         # MNASNet loads only weights with its version, which safetensors and wrappers' state dicts lack.
         state = OrderedDict(state)
-        state._metadata = {"": {"version": network._version}}  # type: ignore[attr-defined] # as state_dict() sets it
+        state._metadata = {"": {"version": network._version}}  # type: ignore[attr-defined] # as state_dict() sets it  # noqa: SLF001
     try:
         found = network.load_state_dict(state, strict=False)
         problems = {"they lack": found.missing_keys, f"{arch} does not have": found.unexpected_keys}

@@ -10,6 +10,7 @@ import json
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from handlers.archive_files import CHECKPOINT
 from handlers.batching.trial import Trial
 from handlers.config import parse
 from handlers.engines import available_threads, pad_array
+from handlers.pipeline.task import decode
 from handlers.protocol.requests import Payload
 from handlers.tasks.sentence_embedding import SentenceEmbeddingHandler
 from handlers.text.encoder_modules import load_encoder
@@ -46,7 +48,7 @@ def load_images(folder: Path) -> Step:
     def step(_: str, batch_size: int) -> int:
         batch = list(map(Payload, islice(bodies, batch_size)))
         # The handler decodes a micro-batch of one without another thread, too.
-        items = pool.map(task.decode, batch) if batch_size > 1 else map(task.decode, batch)
+        items = (pool.map if batch_size > 1 else map)(partial(decode, task), batch)
         task.engine.run(task.collate(list(items)))
         return batch_size
 

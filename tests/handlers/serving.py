@@ -128,7 +128,7 @@ class DoublingHandler(BatchHandler[HandlerConfig, float]):
     """Doubles a number; odd and even ones are different groups."""
 
     config_class = HandlerConfig
-    inputs = frozenset({"number"})
+    inputs: Any = frozenset({"number"})
 
     def load(self) -> Engine:
         self.module = Doubler()

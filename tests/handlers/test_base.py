@@ -26,9 +26,12 @@ from handlers.batching import trial
 from handlers.engines.function import FunctionEngine
 from handlers.errors import InvalidConfig, OutOfTime
 from handlers.metrics import REQUEST
-from handlers.pipeline.flow import server_timing
+from handlers.pipeline.jobs import Slot
 from handlers.pipeline.micro_batches import Cost
-from handlers.protocol.requests import Request, Slot
+from handlers.pipeline.reply_headers import server_timing
+from handlers.pipeline.task import inputs_of
+from handlers.pipeline.values import Inputs
+from handlers.protocol.requests import Payload, Request
 from tests.handlers.batching.frontend import Frontend
 from tests.handlers.cpu_graphs import GPU, use_cpu_graphs
 from tests.handlers.protocol.test_grpc_inference import HEADERS
@@ -106,7 +109,7 @@ def test_requests_share_forward_passes_by_group_and_size_and_headers_tell_them(h
     answers = serve(handler, [b"1", b"2", b"3", listed(4, 6, 8, 10), b"secret"], [{}, *[{"explain": "False"}] * 4])
     assert handler.module.batches == [[1.0, 3.0], [2.0, 4.0, 6.0, 8.0], [10.0]]
     # The slowest item's.
-    slots = [Slot(None, decode_s=0.3, wait_s=0.1, forward_s=0.4, batch_size=3), Slot(None, wait_s=0.2, batch_size=1)]
+    slots = [Slot(decode_s=0.3, wait_s=0.1, forward_s=0.4, batch_size=3), Slot(wait_s=0.2, batch_size=1)]
     expected = 'decode;dur=300.00, wait;dur=200.00, forward;dur=400.00, encode;dur=0.00, batch;desc="3"'
     assert server_timing(slots, 0.0) == expected
     sizes = [answer.headers["Server-Timing"].rpartition(", ")[2] for answer in answers]
@@ -203,7 +206,7 @@ def test_answer_over_max_response_bytes_is_413_in_the_form_of_its_request(tmp_pa
 @pytest.mark.parametrize(("slow", "threads"), [("decode", 1), ("decode", 2), ("forward", 1)])
 def test_items_left_without_time_are_503(tmp_path: Path, slow: str, threads: int, monkeypatch: Patch) -> None:
     class Threaded(DoublingHandler):
-        decodes_in_threads = threads > 1
+        inputs = Inputs(frozenset({"number"}), in_threads=threads > 1)
 
     handler = started(Threaded(), tmp_path, {"max_batch_items": 1, "decode_threads": threads}, responseTimeout=0.2)
     hook, called = getattr(handler, slow), list[Any]()
@@ -280,6 +283,24 @@ def test_task_of_the_docstring_serves(tmp_path: Path) -> None:
     good, bad, many = (answer.body for answer in serve(started(task, tmp_path, {}), [b"21", b"x", listed(1, 2)]))
     assert (good, many) == (42.0, {"predictions": [2.0, 4.0]})
     assert bad == {"code": 422, "type": "CorruptInput", "message": "number: must be a number."}
+
+
+def test_task_of_a_former_release_is_served_or_refused_with_what_has_changed(tmp_path: Path) -> None:
+    class Spoken(DoublingHandler):
+        inputs: Any = Inputs(frozenset({"number"}), ("text/plain",), in_threads=False)
+
+    class Renamed(Spoken):
+        inputs = {"value"}  # noqa: RUF012
+
+    class Former(DoublingHandler):
+        view = "labels"
+
+        def samples(self) -> list[Payload]:
+            return [Payload(b"1")]
+
+    assert inputs_of(Renamed()) == Inputs(frozenset({"value"}), ("text/plain",), in_threads=False)
+    with pytest.raises(InvalidConfig, match=r"^Former: view is replaced by Results; samples is replaced by `sample`"):
+        started(Former(), tmp_path, {})
 
 
 def test_change_by_a_gpus_precision_is_measured_once(tmp_path: Path, monkeypatch: Patch, caplog: Log) -> None:

@@ -146,7 +146,7 @@ def images(store: Path) -> Figures:
     handler, bodies = load(store, IMAGES, "off"), samples.photographs() * (1 if IS_DRY else 50)
     for threads in sorted({1, 4, available_threads(0)}):
         with ThreadPoolExecutor(threads) as pool:
-            took_s = rate_s(lambda: list(pool.map(handler.decode, map(Payload, bodies))))
+            took_s = rate_s(lambda: list(pool.map(partial(decode, handler), map(Payload, bodies))))
         yield f"decoding on {threads} threads, images/s", len(bodies) / took_s
     files = [torch.frombuffer(bytearray(body), dtype=torch.uint8) for body in bodies]
     decode = partial(torchvision.io.decode_jpeg, files, device=str(handler.device))

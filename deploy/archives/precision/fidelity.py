@@ -14,6 +14,7 @@ from deploy.models import Engine, ModelEntry
 from handlers.archive_files import FIDELITY
 from handlers.config import parse
 from handlers.errors import InvalidConfig, Unfaithful, reason
+from handlers.pipeline.task import samples_of
 from handlers.warm_up import decode_items, run
 
 
@@ -26,8 +27,8 @@ def check(model: ModelEntry, origin: Source, engine: Engine, folder: Path, out: 
     name = "PyTorch" if engine == "torch" else "OpenVINO" if is_compared else "its engine"
     try:
         task = load_task(model.handler, folder, settings)
-        if (sample := task.sample()) is not None:
-            run(task, decode_items(task, [sample]))
+        if samples := samples_of(task):
+            run(task, decode_items(task, samples[:1]))
     except InvalidConfig:
         raise
     except Exception as error:

@@ -25,6 +25,7 @@ from deploy.archives.tasks import import_quietly, task_of
 from deploy.archives.weights import load_weights
 from deploy.models import ModelEntry
 from handlers.errors import InvalidConfig, InvalidInput, Unfaithful, reason
+from handlers.pipeline.task import decode
 from handlers.protocol.requests import Payload
 from handlers.vision.encoding import encode_image
 from handlers.vision.pixel_network import load_state
@@ -55,7 +56,7 @@ def check(model: ModelEntry, origin: Source, config: Any, task: Any, engine: str
         for width, height in SIZES:
             picture = make_picture(width, height)
             try:
-                item = task.decode(Payload(encode_image(picture, "PNG")))
+                item = decode(task, Payload(encode_image(picture, "PNG")))
             except InvalidInput:
                 continue  # a limit of the task's own, such as the most pixels of a long picture
             _check_pixels(owner, picture, item.pixels)

@@ -24,6 +24,7 @@ from deploy.archives.tasks import task_of
 from deploy.models import ModelEntry
 from deploy.places import EXAMPLES
 from handlers.errors import InvalidConfig, InvalidInput, ItemError
+from handlers.pipeline.task import decode, inputs_of
 from handlers.protocol.requests import Payload
 from torchserve_client.errors import InvalidPayload
 from torchserve_client.inputs import Input, read_inputs
@@ -103,7 +104,7 @@ def decode_inputs(task: Any, inputs: Sequence[Input], *, is_text: bool) -> tuple
     refused: list[str] = []
     for each in inputs:
         try:
-            (item,) = task.prepare([task.decode(make_payload(each, task.inputs, is_text=is_text))])
+            (item,) = task.prepare([decode(task, make_payload(each, inputs_of(task).fields, is_text=is_text))])
         except InvalidInput as error:
             item = ItemError.of(error)
         except OSError as error:
@@ -186,7 +187,7 @@ def fit_sample(task: Any, payload: Payload, fits: Callable[[Any], bool] | None =
     """Decode a sample, cut until it fits the model; None if one character is too much."""
     while True:
         try:
-            (item,) = task.prepare([task.decode(payload)])
+            (item,) = task.prepare([decode(task, payload)])
         except InvalidInput as error:
             item = ItemError.of(error)
         if not isinstance(item, ItemError) and (fits is None or fits(item)):

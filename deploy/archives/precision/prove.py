@@ -22,6 +22,7 @@ from handlers.config import parse
 from handlers.engines import Arrays, Engine
 from handlers.engines.openvino import OpenVinoEngine
 from handlers.errors import InvalidConfig
+from handlers.pipeline.task import inputs_of
 from handlers.precision.answers import answer_items, exact_settings, kind_of, make_proof
 from handlers.precision.samples import SAMPLES, Samples, name_place
 from handlers.proofs import Proof
@@ -81,14 +82,15 @@ def _read_inputs(model: ModelEntry, request: PrecisionRequest, task: Any) -> tup
     if calibration is not None and validation is None:
         calibration, validation = inputs.split(calibration)
     if validation is None:
-        samples = (fit_sample(task, each) for each in inputs.make_sample_payloads(model, task.inputs))
+        samples = (fit_sample(task, each) for each in inputs.make_sample_payloads(model, inputs_of(task).fields))
         validation = [DecodedInput(sample[0], None) for sample in samples if sample]
     return [each.item for each in (calibration or [])[:MOST]], validation[:MOST_VALIDATING]
 
 
 def _keep_samples(model: ModelEntry, task: Any, engine: Engine, least: float | None, out: Path) -> None:
     """Write samples and their answers in fp32, for workers on another kind of processor."""
-    samples = [sample for each in inputs.make_kept_payloads(model, task.inputs) if (sample := fit_sample(task, each))]
+    kept = inputs.make_kept_payloads(model, inputs_of(task).fields)
+    samples = [sample for each in kept if (sample := fit_sample(task, each))]
     answers = answer_items(task, [item for item, _ in samples], engine, KEPT_S)
     payloads = [payload for _, payload in samples[: len(answers)]]
     Samples(name_place(), least, payloads, answers).write(out / SAMPLES)

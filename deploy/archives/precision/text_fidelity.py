@@ -23,6 +23,7 @@ from deploy.archives.precision.inputs import make_sample_payloads
 from deploy.archives.sources import Source
 from deploy.models import ModelEntry
 from handlers.errors import InvalidConfig, Unfaithful, reason
+from handlers.pipeline.task import inputs_of
 from handlers.text.encoder_modules import Encoder, LastTokenClassifier, load_encoder
 from handlers.warm_up import decode_items
 
@@ -44,7 +45,7 @@ def check(model: ModelEntry, origin: Source, config: Any, task: Any, engine: str
         encoder = load_encoder(task.head, source, trust_remote_code=settings.trust_remote_code)
         if isinstance(encoder.model, LastTokenClassifier):
             encoder.model = encoder.model.model  # for a row without padding, transformers itself finds the last token
-        payloads = make_sample_payloads(model, task.inputs)
+        payloads = make_sample_payloads(model, inputs_of(task).fields)
         chosen = references.choose_samples(task, payloads)
         items = decode_items(task, payloads) or [item for item, _ in chosen]
         frame = _Frame.read(task, items)

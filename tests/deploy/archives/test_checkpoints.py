@@ -20,6 +20,7 @@ from deploy.archives.tasks import BUILT_IN, load_task
 from deploy.models import ModelEntry, model
 from handlers.archive_files import Build, check
 from handlers.errors import InvalidConfig
+from handlers.pipeline.task import decode
 from handlers.protocol.requests import Payload
 from handlers.text.config import TextClassificationConfig
 from tests.deploy.archives.conftest import ArchiveSh
@@ -136,7 +137,7 @@ def test_trusted_code_is_served_off_the_workers_path(archive_sh: ArchiveSh, monk
     monkeypatch.setattr(sys, "path", [*sys.path])
     settings = TextClassificationConfig(trust_remote_code=True, engine="torch")
     task = load_task("text_classification", archive, settings)
-    (item,) = task.prepare([task.decode(Payload("A text."))])
+    (item,) = task.prepare([decode(task, Payload("A text."))])
     ((answer,),) = task.split(task.forward(task.collate([item]), [item]), [item])
     assert answer["label"] in ("NO", "YES") and list((archive_sh.folder / "modules").rglob("json.py"))
     with pytest.raises(ValueError, match="trust_remote_code"):

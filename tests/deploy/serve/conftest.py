@@ -1,13 +1,17 @@
 """A process of `python -m deploy.serve` with a function that takes 0.2 s."""
 
+import hashlib
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from zipfile import ZipFile
 
 import pytest
 import yaml
 
 from deploy.archives.archive import Recipe
 from deploy.models import ModelEntry
+from handlers.archive_files import Build
 from tests.hosts import Host, is_ready, run_hosts, start
 from tests.waiting import until
 
@@ -35,7 +39,18 @@ def number_archive(name: str, infer: str, folder: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return number_archive("colours", INFER, tmp_path_factory.mktemp("colours"))
+    """An archive of another release with the same format: its handlers differ from ours."""
+    path, changed = number_archive("colours", INFER, tmp_path_factory.mktemp("colours")), "handlers/base.py"
+    with ZipFile(path) as built:
+        files = {name: built.read(name) for name in built.namelist()}
+    files[changed] += b"# Changed.\n"
+    build = Build.from_json(files["build.json"])
+    sums = {**build.files, changed: hashlib.sha256(files[changed]).hexdigest()}
+    files["build.json"] = replace(build, made_with="0.3.9", files=sums).to_json().encode()
+    with ZipFile(path, "w") as other:
+        for name, content in files.items():
+            other.writestr(name, content)
+    return path
 
 
 @pytest.fixture(scope="module")

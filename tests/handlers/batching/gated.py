@@ -13,6 +13,7 @@ from unittest.mock import Mock, patch
 
 from handlers.base import BatchHandler
 from handlers.engines import Arrangement, Arrays, Engine, Outputs
+from handlers.pipeline.values import Inputs
 from handlers.protocol.requests import Payload, Request
 from tests.handlers.serving import ADAPTIVE, DoublingHandler, started
 from tests.waiting import PATIENCE_S, until
@@ -26,9 +27,9 @@ State = namedtuple("State", "in_flight waiting_items running_batches unsplit_ite
 
 def state(handler: BatchHandler[Any, Any]) -> State:
     core = handler.core
-    with core.lock:
-        running = len(core.scheduler.streams.running)
-        return State(len(core.pending), core.scheduler.queue.items, running, len(core.unsplit))
+    with core._lock:
+        running = len(core._scheduler.streams.running)
+        return State(len(core._pending), core._scheduler.queue.items, running, len(core._unsplit))
 
 
 def write_list(*values: Any) -> bytes:
@@ -38,7 +39,7 @@ def write_list(*values: Any) -> bytes:
 class GatedHandler(DoublingHandler):
     """Doubles numbers, in micro-batches that take RUN_S and wait at a gate; decoding "slow" numbers waits, too."""
 
-    decodes_in_threads = False
+    inputs = Inputs(frozenset({"number"}), in_threads=False)
 
     def load(self) -> Engine:
         self.gate, self.slow_gate, self.decoding = threading.Event(), threading.Event(), set[int]()
@@ -78,7 +79,7 @@ class GatedHandler(DoublingHandler):
 
 
 class ThreadedHandler(GatedHandler):
-    decodes_in_threads = True
+    inputs = Inputs(frozenset({"number"}))
 
 
 class Whole:

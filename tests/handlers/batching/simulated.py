@@ -15,9 +15,11 @@ from itertools import count, cycle
 from math import inf
 
 from handlers.batching.engine import RunningBatch
+from handlers.batching.pending import Entry, Pending
 from handlers.batching.scheduler import Scheduler
 from handlers.continuous.timing import Timing, WorkerState
-from handlers.protocol.requests import Cost, Request, Slot
+from handlers.protocol.requests import Cost
+from handlers.protocol.responses import OneItem
 
 
 @dataclass(frozen=True)
@@ -109,12 +111,12 @@ class Simulated:
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class _Request(Request):
+class _Request(Pending):
     index: int
     how: str = "done"
 
 
-def _is_complete(request: Request) -> bool:
+def _is_complete(request: Pending) -> bool:
     return not (request.decoding or request.queued or request.running)
 
 
@@ -181,11 +183,9 @@ class AdaptiveWorker:
         lone = len(indices) == 1 and not self._running
         for index in indices:
             arrival = self.simulated.outcomes[index].arrival
-            slots = [Slot(None, cost=Cost(arrival.length)) for _ in range(arrival.items)]
-            request = _Request(payloads=(), slots=slots, arrived_s=arrived_s, index=index)
+            slots = [Entry(cost=Cost(arrival.length)) for _ in range(arrival.items)]
+            request = _Request(form=OneItem(), slots=slots, arrived_s=arrived_s, index=index)
             request.priority, request.timeout_s = arrival.priority, arrival.timeout_s
-            for slot in request.slots:
-                slot.request = request
             self._in_flight[index] = request
             if refusal := self._scheduler.admit(request, arrival.items * arrival.length):
                 request.how, request.retry_after_s = refusal.reason, refusal.retry_after_s
@@ -292,5 +292,4 @@ class AdaptiveWorker:
             refused=len(refused_s),
             oldest_refusal_s=min(refused_s, default=inf),
             is_running=bool(self._scheduler.streams.running),
-            queued_s=self._scheduler.ready_s,
         )

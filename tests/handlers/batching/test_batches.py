@@ -5,8 +5,10 @@ from typing import Any
 
 from handlers.batching.batches import BatchLimits, select_items
 from handlers.batching.engine import Line
+from handlers.batching.pending import Entry, Pending
 from handlers.batching.policy import Policy
-from handlers.protocol.requests import Cost, Request, Slot
+from handlers.protocol.requests import Cost
+from handlers.protocol.responses import OneItem
 from tests.tables import table
 
 # A millisecond a token.
@@ -14,15 +16,15 @@ LINE = Line(0.0, 0.001)
 OWN, LATER = (1.0, False), (2.0, False)
 
 
-def slot(length: int, due_s: float = inf, group: Any = None) -> Slot:
-    made = Slot(length, cost=Cost(length, group))
-    made.request = Request((), deadline_s=due_s)
+def slot(length: int, due_s: float = inf, group: Any = None) -> Entry:
+    made = Entry(item=length, cost=Cost(length, group))
+    made.request = Pending(OneItem(), [made], 0.0, deadline_s=due_s)
     return made
 
 
 def select(*ranked: Any, max_items: int = 9, max_tokens: int = 1000, line: Line = LINE) -> list[int]:
     limits = BatchLimits(max_items, max_tokens)
-    return [each.outcome for each in select_items(ranked, limits, line, 10.0)]
+    return [each.item for each in select_items(ranked, limits, line, 10.0)]
 
 
 @table(

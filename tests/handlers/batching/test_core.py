@@ -2,7 +2,8 @@
 
 import asyncio
 import threading
-from concurrent.futures import CancelledError, Future
+import time
+from concurrent.futures import CancelledError
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -13,12 +14,13 @@ from deploy.frontend.replica import Replica
 from handlers.batching.arrivals import Arrivals
 from handlers.batching.core import Core
 from handlers.batching.engine import LatencyModel, Streams
+from handlers.batching.pending import Pending, Submitted
 from handlers.batching.policy import Policy
 from handlers.batching.scheduler import Scheduler
 from handlers.config import HandlerConfig
-from handlers.continuous.exchanges import OpenRequest, select_complete
+from handlers.continuous.exchanges import select_complete
 from handlers.metrics import ABANDONED, Recorder
-from handlers.protocol.requests import Cost, Payload, Request, Slot
+from handlers.protocol.requests import Cost, Payload, Request
 from tests.handlers.batching.frontend import Frontend
 from tests.handlers.batching.gated import TIMEOUT_S, GatedHandler, Start, ThreadedHandler, state, wait_for, write_list
 from tests.handlers.serving import Patch
@@ -35,8 +37,10 @@ def handler(request: pytest.FixtureRequest, start: Start) -> GatedHandler:
     return handler
 
 
-def unpack(core: Core, body: bytes, **headers: str) -> Request:
-    return core.pipeline.unpack({"body": body}, {**HEADERS, **headers})
+def submit(core: Core, body: bytes, **headers: str) -> Submitted:
+    (future,) = core.submit([(core.unpack({"body": body}, {**HEADERS, **headers}), time.perf_counter())])
+    core.step()
+    return future
 
 
 def assert_cancelled(*futures: Any) -> None:
@@ -54,7 +58,7 @@ def test_replies_are_written_where_their_caller_wants_them(handler: GatedHandler
     handler.split = lambda *given: split_on.add(threading.current_thread()) or split(*given)  # type: ignore[method-assign,func-returns-value]
 
     async def ask(body: bytes) -> tuple[int, bytes]:
-        reply = (await asyncio.wrap_future(core.submit(unpack(core, body))))()
+        reply = (await asyncio.wrap_future(submit(core, body)))()
         return reply.status, reply.body
 
     async def ask_all() -> list[tuple[int, bytes]]:
@@ -67,7 +71,9 @@ def test_replies_are_written_where_their_caller_wants_them(handler: GatedHandler
 
 
 @pytest.mark.parametrize("quick_s", [0.0, TIMEOUT_S])
-def test_host_runs_quick_micro_batches_on_its_event_loop_and_others_on_threads(quick_s: float, start: Start) -> None:
+def test_host_runs_quick_micro_batches_on_its_event_loop_and_others_on_threads(
+    quick_s: float, start: Start, monkeypatch: Patch
+) -> None:
     handler, ran_on = start(GatedHandler), set[bool]()
     forward = handler.forward
     loaded = SimpleNamespace(name="double", version="1.0", handler=handler)
@@ -82,7 +88,7 @@ def test_host_runs_quick_micro_batches_on_its_event_loop_and_others_on_threads(q
     with patch("deploy.frontend.replica.LoadedArchive", return_value=loaded):
         replica = Replica("", threads=0, gpu=None, metrics=None)
     with patch.object(GatedHandler, "forward", noting):
-        replica._quick_s = quick_s
+        monkeypatch.setattr("deploy.frontend.replica.QUICK_S", quick_s)
         assert asyncio.run(ask_all()) == [(200, b"%.1f" % (2 * number)) for number in range(8)]
     assert (True in ran_on) == (quick_s > 0)
 
@@ -91,15 +97,14 @@ def test_waiting_request_that_is_cancelled_never_runs_and_a_running_one_is_dropp
     core = handler.core
     handler.gate.clear()
     handler.slow_gate.clear()
-    requests = [unpack(core, body) for body in (b"2", b"4", b"slow6", b"8")]
     with patch.object(handler, "split", wraps=handler.split) as split:
-        futures = [core.submit(request) for request in requests[:2]]
+        futures = [submit(core, body) for body in (b"2", b"4")]
         handler.wait(running=1, waiting=1)
         if isinstance(handler, ThreadedHandler):
-            futures.append(core.submit(requests[2]))
-        futures.append(core.submit(requests[3]))
-        for request in (*requests[:3], requests[0]):
-            core.cancel(request)
+            futures.append(submit(core, b"slow6"))
+        futures.append(submit(core, b"8"))
+        for future in (*futures[:-1], futures[0]):
+            core.cancel(future)
         handler.gate.set()
         handler.slow_gate.set()
         assert futures.pop().result(TIMEOUT_S)().body == b"16.0"
@@ -110,10 +115,10 @@ def test_waiting_request_that_is_cancelled_never_runs_and_a_running_one_is_dropp
 
 
 def test_request_that_is_cancelled_before_its_reply_is_written_leaves_nothing(handler: GatedHandler) -> None:
-    request = unpack(handler.core, b"2")
-    handler.core.submit(request).result(TIMEOUT_S)
+    future = submit(handler.core, b"2")
+    future.result(TIMEOUT_S)
     assert not handler.forgets()
-    handler.core.cancel(request)
+    handler.core.cancel(future)
     assert handler.forgets()
 
 
@@ -122,7 +127,7 @@ def test_time_of_a_micro_batch_that_was_halved_is_not_that_of_its_size(start: St
     handler.module.capacity = 1
     with patch.object(Scheduler, "finish", autospec=True, side_effect=Scheduler.finish) as finish:
         for body in (b"2", write_list(4, 6)):
-            handler.core.submit(unpack(handler.core, body)).result(TIMEOUT_S)
+            submit(handler.core, body).result(TIMEOUT_S)
     assert [call.kwargs["is_typical"] for call in finish.mock_calls] == [True, False]
 
 
@@ -133,9 +138,9 @@ def test_request_expires_although_no_one_looks(start: Start, monkeypatch: Patch)
     core = handler.core
     handler.module.batches.clear()
     handler.gate.clear()
-    busy = core.submit(unpack(core, b"2"))
+    busy = submit(core, b"2")
     handler.wait()
-    assert core.submit(unpack(core, b"4", **{"X-Timeout-Ms": "50"})).result(TIMEOUT_S)().status == 504
+    assert submit(core, b"4", **{"X-Timeout-Ms": "50"}).result(TIMEOUT_S)().status == 504
     assert not busy.done()
     handler.gate.set()
     assert (busy.result(TIMEOUT_S)().body, handler.module.batches) == (b"4.0", [[2]])
@@ -144,7 +149,7 @@ def test_request_expires_although_no_one_looks(start: Start, monkeypatch: Patch)
 def test_core_that_is_closed_has_cancelled_what_it_had_and_ended_its_threads(handler: GatedHandler) -> None:
     core, before = handler.core, {*threading.enumerate()}
     handler.gate.clear()
-    futures = [core.submit(unpack(core, body)) for body in (b"2", b"4")]
+    futures = [submit(core, body) for body in (b"2", b"4")]
     handler.wait(waiting=1)
     closing = threading.Thread(target=core.close)
     closing.start()
@@ -152,7 +157,7 @@ def test_core_that_is_closed_has_cancelled_what_it_had_and_ended_its_threads(han
     handler.gate.set()
     closing.join(TIMEOUT_S)
     with pytest.raises(RuntimeError, match="closed"):
-        core.submit(unpack(core, b"6"))
+        submit(core, b"6")
     assert handler.module.batches == [[2]]
     assert {thread.name for thread in before - {*threading.enumerate()}} == {"decode", "engine", "watch"}
 
@@ -161,21 +166,19 @@ def test_request_that_expires_while_the_core_closes_is_cancelled(start: Start, m
     handler, may_cancel = start(ThreadedHandler), threading.Event()
     core, cancel = handler.core, handler.core.cancel
 
-    def cancel_late(request: Request) -> None:
+    def cancel_late(submitted: Submitted) -> None:
         assert may_cancel.wait(TIMEOUT_S)
-        cancel(request)
+        cancel(submitted)
 
     monkeypatch.setattr(core, "cancel", cancel_late)
     (watching,) = (thread for thread in threading.enumerate() if thread.name == "watch" and thread in core._threads)
     handler.slow_gate.clear()
-    request = unpack(core, b"slow2")
-    future, closing = core.submit(request), threading.Thread(target=core.close)
+    future, closing = submit(core, b"slow2"), threading.Thread(target=core.close)
     closing.start()
     watching.join(TIMEOUT_S)
     # Its time is up before `close` cancels it, and the server's thread notices.
-    with core.lock:
-        request.expires_s = 0.0
-        core.help(1)
+    future._pending.expires_s = 0.0
+    core.step(lambda _: 1)
     may_cancel.set()
     assert_cancelled(future)
     handler.slow_gate.set()
@@ -197,10 +200,10 @@ def test_request_that_is_missing_from_the_next_exchange_never_runs(handler: Gate
 
 
 def test_refusal_waits_for_its_time_when_another_answer_leaves() -> None:
-    in_flight = {name: OpenRequest(Request(()), Future()) for name in ("refused", "answered", "running")}
+    in_flight = {name: Submitted(Pending.of(Request(()), 0.0)) for name in ("refused", "answered", "running")}
     for name in ("refused", "answered"):
-        in_flight[name].request.is_complete = True
-    in_flight["refused"].request.retry_after_s = 1.0
+        in_flight[name]._pending.is_complete = True
+    in_flight["refused"]._pending.retry_after_s = 1.0
     assert select_complete(in_flight, with_refused=False) == ["answered"]
     assert select_complete(in_flight, with_refused=True) == ["refused", "answered"]
 
@@ -208,7 +211,9 @@ def test_refusal_waits_for_its_time_when_another_answer_leaves() -> None:
 def test_length_of_a_request_is_estimated_by_its_bytes_once_others_are_decoded() -> None:
     scheduler = Scheduler(Policy(max_latency_s=10.0, max_items=8), Streams(LatencyModel([(1, 0.1), (8, 0.4)])))
     arrivals = Arrivals(scheduler, Recorder(), HandlerConfig())
-    first, later = (Request((), slots=[Slot(Payload(b"x" * size)) for size in sizes]) for sizes in ([10], [100, 1]))
+    first, later, again = (
+        Pending.of(Request(tuple(Payload(b"x" * size) for size in sizes)), 0.0) for sizes in ([10], [100, 1], [100])
+    )
     arrivals.admit(first)
     first.slots[0].cost = Cost(length=20)
     arrivals.end_decoding(first.slots)
@@ -217,6 +222,5 @@ def test_length_of_a_request_is_estimated_by_its_bytes_once_others_are_decoded()
     # The latest item has a tenth of the weight: 2 tokens a byte become 1.9.
     first.slots[0].cost = Cost(length=10)
     arrivals.end_decoding(first.slots)
-    again = Request((), slots=[Slot(Payload(b"x" * 100))])
     arrivals.admit(again)
     assert again.work == pytest.approx(190)

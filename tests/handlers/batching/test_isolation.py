@@ -10,6 +10,7 @@ import pytest
 
 from handlers.batching.arrivals import LARGE_BYTES, LEAST_THREADS
 from handlers.engines import Arrays, Engine, Listener, Outputs
+from handlers.pipeline.values import Inputs
 from handlers.protocol.requests import Payload, Request
 from tests.handlers.batching.frontend import Frontend
 from tests.handlers.batching.gated import TIMEOUT_S, GatedHandler, Start, ThreadedHandler, state, wait_for, write_list
@@ -109,7 +110,7 @@ class Body(str):
 @pytest.mark.parametrize("is_threaded", [False, True])
 def test_worker_keeps_no_body_of_a_request_that_is_decoded(start: Start, is_threaded: bool) -> None:
     class Noting(GatedHandler):
-        decodes_in_threads = is_threaded
+        inputs = Inputs(frozenset({"number"}), in_threads=is_threaded)
 
         def unpack(self, row: Any, headers: Any) -> Request:
             body = Body("2")

@@ -13,12 +13,14 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from handlers.batching.engine import LatencyModel, Streams
+from handlers.batching.pending import Entry, Pending
 from handlers.batching.policy import Policy
 from handlers.batching.request_queue import AGING_TARGETS
 from handlers.batching.scheduler import MOST_TURN, Scheduler
 from handlers.config import HandlerConfig, SchedulingConfig
 from handlers.pipeline.micro_batches import OVERHEAD
-from handlers.protocol.requests import Cost, Request, Slot
+from handlers.protocol.requests import Cost
+from handlers.protocol.responses import OneItem
 from tests.handlers.batching.simulated import AdaptiveWorker, Arrival, Clients, Machine, Simulated, poisson
 from tests.tables import table
 
@@ -250,9 +252,7 @@ def test_policy_is_that_of_the_settings(scheduling: Any, latency_s: float, queue
 def test_few_items_are_expected_on_the_whole_idle_engine_and_many_on_its_streams(items: int, seconds: float) -> None:
     scheduler = Scheduler(POLICY, Streams(model(), model(NARROW), 2))
     assert (scheduler.ready_s, scheduler.queue.oldest_s(1.0)) == (0.0, 0.0)
-    request = Request((), slots=[Slot(None, cost=Cost(10)) for _ in range(items)])
-    for slot in request.slots:
-        slot.request = request
+    request = Pending(OneItem(), [Entry(cost=Cost(10)) for _ in range(items)], 0.0)
     assert scheduler.admit(request, 10.0 * items) is None
     for slot in request.slots:
         scheduler.queue.end_decoding(slot)

@@ -1,5 +1,6 @@
 """A step that fails is repeated for each item that still needs its answer."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from handlers.config import HandlerConfig
@@ -15,12 +16,17 @@ from handlers.errors import (
     WrongOutput,
 )
 from handlers.pipeline.failures import fail, find_excess, isolate
-from handlers.protocol.requests import Cost, Slot
+from handlers.pipeline.jobs import Slot
+from handlers.protocol.requests import Cost
 from tests.tables import table
 
 
-def slots(*outcomes: Any) -> list[Slot]:
-    return [Slot(each, is_over=each is None) for each in outcomes]
+def slots(*items: Any) -> list[Slot]:
+    return [Slot(item=each, is_over=each is None) for each in items]
+
+
+def outcomes(made: list[Slot]) -> list[Any]:
+    return [each.error or each.item for each in made]
 
 
 @table(
@@ -34,20 +40,20 @@ def slots(*outcomes: Any) -> list[Slot]:
 def test_items_are_tried_again_without_the_faulty_one(given: Any, tried: list[Any], failed: dict[int, Any]) -> None:
     calls: list[list[Any]] = []
 
-    def step(part: list[Slot]) -> None:
-        calls.append([each.outcome for each in part])
+    def step(part: Sequence[Slot]) -> None:
+        calls.append([each.item for each in part])
         if 0 in calls[-1]:
             raise ZeroDivisionError
 
     made = slots(*given)
     isolate(made, step, ZeroDivisionError())
-    assert (calls, [each.outcome for each in made]) == (tried, [failed.get(each, each) for each in given])
+    assert (calls, outcomes(made)) == (tried, [failed.get(each, each) for each in given])
 
 
 def test_items_whose_time_is_up_are_not_tried_again() -> None:
     made = slots(1, None, 2)
-    isolate(made, lambda _: 1 / 0, OutOfTime())  # type: ignore[arg-type]
-    assert [each.outcome for each in made] == [OUT_OF_TIME, None, OUT_OF_TIME]
+    isolate(made, lambda _: 1 / 0, OutOfTime())
+    assert outcomes(made) == [OUT_OF_TIME, None, OUT_OF_TIME]
 
 
 @table(
@@ -60,7 +66,7 @@ def test_items_whose_time_is_up_are_not_tried_again() -> None:
 def test_each_failure_is_an_error_of_its_own_kind(error: Exception, expected: ItemError) -> None:
     (slot,) = slots(1)
     fail(slot, error)
-    assert slot.outcome == expected
+    assert (slot.error, slot.item) == (expected, None)
 
 
 @table(
@@ -72,12 +78,12 @@ def test_each_failure_is_an_error_of_its_own_kind(error: Exception, expected: It
 def test_request_of_too_much_work_is_refused(costs: list[Cost], words: str) -> None:
     config = HandlerConfig(max_request_tokens=10, max_groups=2)
     # One that has failed already costs nothing.
-    made = [Slot(1, cost=each) for each in costs] + [Slot(ItemError(400, "Any", ""), cost=Cost(99, group="z"))]
+    made = [Slot(cost=each) for each in costs] + [Slot(error=ItemError(400, "Any", ""), cost=Cost(99, group="z"))]
     error = find_excess(made, config)
     assert (error.message if error else "", error is None or (error.code, error.type) == (413, "WorkTooLarge")) == (
         words,
         True,
     )
     own = ItemError.of(WorkTooLarge("own"))
-    assert find_excess([*made, Slot(own)], config) is own
+    assert find_excess([*made, Slot(error=own)], config) is own
     assert find_excess(made[:-1], HandlerConfig(max_request_tokens=None, max_groups=9)) is None

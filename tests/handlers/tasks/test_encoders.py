@@ -134,8 +134,8 @@ def test_any_batch_is_answered_as_by_transformers(
         recorder = use_cpu_graphs(patch) if "cuda_graphs" in settings else None
         handler = start(tiny_archive, name, **settings)
     if recorder:
-        lengths = [16, 32, 48, 64, 96, 128, 192]
-        assert (handler.graph_lengths, handler.overhead.sizes) == (lengths, (1, 2, 4, 8, 16, 32))
+        lengths = (16, 32, 48, 64, 96, 128, 192)
+        assert (handler.overhead.lengths, handler.overhead.sizes) == (lengths, (1, 2, 4, 8, 16, 32))
         recorder.replays = 0
     # bf16 rounds each factor by 2**-9; a state is about one.
     tolerance = 5e-2 if "precision" in settings else 1e-4

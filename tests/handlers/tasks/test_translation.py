@@ -9,6 +9,7 @@ import pytest
 
 from handlers.errors import InvalidOption
 from handlers.pipeline.micro_batches import Overhead
+from handlers.pipeline.task import decode
 from handlers.protocol.requests import Payload
 from handlers.tasks.translation import TranslationHandler
 from handlers.text.translators import Original
@@ -79,17 +80,19 @@ def test_options_that_count_an_end_at_the_start_are_refused(start: Translators, 
     for option in ({"repetition_penalty": 1.5}, {"repetition_penalty": 0.7}, {"no_repeat_ngram_size": 1}):
         payload = Payload("The sea is rough.", {**languages, **option})
         if family in ("marian", "t5"):
-            handler.decode(payload)
+            decode(handler, payload)
             continue
         with pytest.raises(InvalidOption, match=r"begin with its end token, .* --engine torch"):
-            handler.decode(payload)
-    handler.decode(Payload("The sea is rough.", {**languages, "repetition_penalty": 1.0, "no_repeat_ngram_size": 3}))
+            decode(handler, payload)
+    decode(handler, Payload("The sea is rough.", {**languages, "repetition_penalty": 1.0, "no_repeat_ngram_size": 3}))
 
 
 def test_two_threads_keep_the_language_of_each_text(start: Translators, monkeypatch: Patch) -> None:
     """The tokenizer has one language at a time; a thread that waits after setting it meets the other's."""
     m2m100 = start("m2m100")
-    items = [m2m100.decode(Payload("The sea is rough.", {"src_lang": code, "tgt_lang": "fr"})) for code in ("en", "zu")]
+    items = [
+        decode(m2m100, Payload("The sea is rough.", {"src_lang": code, "tgt_lang": "fr"})) for code in ("en", "zu")
+    ]
     expected = [m2m100.prepare([item])[0] for item in items]
     assert expected[0].ids != expected[1].ids  # type: ignore[union-attr]
     original = Original(m2m100.checkpoint_dir, trust_remote_code=False)
@@ -166,7 +169,7 @@ def test_translation_that_ends_early_is_that_of_classic_mode(start: Translators,
 
 def test_torch_reports_each_text_once_as_it_ends_with_its_translation(start: Translators) -> None:
     handler: Any = start("marian", "torch")
-    items = handler.prepare([handler.decode(Payload(text, {"max_new_tokens": 12})) for text in TEXTS])
+    items = handler.prepare([decode(handler, Payload(text, {"max_new_tokens": 12})) for text in TEXTS])
     reported: list[tuple[int, Any]] = []
     outputs = handler.forward_reporting(handler.collate(items), items, lambda *each: reported.append(each))
     found = [(index, handler.split(output, [items[index]])[0]) for index, output in reported]

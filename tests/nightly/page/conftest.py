@@ -15,6 +15,7 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from deploy.archives.tasks import task_class
 from deploy.models import ROOT
+from handlers.pipeline.task import inputs_of
 from handlers.vision.encoding import encode_map
 from load import sandbox
 from tests.deploy.gateway.envoy.stand_ins import METADATA, StandIn, described
@@ -156,12 +157,10 @@ def behind() -> Iterator[tuple[StandIn, str]]:
     node.models[texts] = [described(texts), described(texts, "2.0", ready=0)]
     for name, (task, accepts, options, _) in MODELS.items():
         own = task_class(task)
-        texts_in = [
-            {"name": each, "datatype": "BYTES", "shape": [-1, 1]} for each in sorted(getattr(own, "inputs", ()))
-        ]
+        texts_in = [{"name": each, "datatype": "BYTES", "shape": [-1, 1]} for each in sorted(inputs_of(own).fields)]
         inputs = INPUTS.get(name) or (METADATA["inputs"] if accepts == IMAGES else texts_in)
         said = {"task": task, "accepts": accepts, "options": options, "inputs": inputs}
-        node.metadata[name] = {**METADATA, **said, "api": own.api, "view": own.view}
+        node.metadata[name] = {**METADATA, **said, "api": own.results.api, "view": own.results.view}
     node.metadata["colours"] = None
     keys, canaries = [{"client": "page", "key": KEY}], {"resnet-152": {"version": "2.0", "percent": 5}}
     with sandbox.run_gateway([node.node], keys=keys, canaries=canaries) as gateway:

@@ -16,6 +16,7 @@ from handlers.archive_files import GRAPH
 from handlers.config import parse
 from handlers.engines.openvino import OpenVinoEngine
 from handlers.errors import InvalidConfig
+from handlers.pipeline.task import decode, inputs_of
 from handlers.precision import comparisons as comps
 from handlers.precision.answers import NUMBERS, answer_items, exact_settings, kind_of, make_proof
 from handlers.text.windows import Window
@@ -60,8 +61,8 @@ def test_answers_of_the_same_graph_agree_and_of_a_broken_one_do_not(handler: str
     kind = task_class(handler).answer_kind
     task = load_task(handler, folder, exact_settings(kind, parse(BUILT_IN[handler].settings_class(), {})))
     assert kind_of(task) is kind
-    payloads = inputs.make_sample_payloads(model(handler.replace("_", "-")), task.inputs)
-    items = task.prepare([task.decode(each) for each in payloads])
+    payloads = inputs.make_sample_payloads(model(handler.replace("_", "-")), inputs_of(task).fields)
+    items = task.prepare([decode(task, each) for each in payloads])
     assert 20 <= len(items) <= 40
     exact = answer_items(task, items, task.engine)
     same = make_proof(kind, exact, answer_items(task, items, OpenVinoEngine(folder / GRAPH, precision="fp32")))

@@ -23,6 +23,7 @@ from deploy.models import MODEL_LIST, ModelEntry
 from handlers.batching import accuracy
 from handlers.config import parse
 from handlers.errors import InvalidConfig, Unfaithful
+from handlers.pipeline.task import decode
 from handlers.precision.answers import VECTORS, run_items
 from handlers.precision.samples import SAMPLES, read_samples
 from handlers.protocol.requests import Payload
@@ -199,7 +200,7 @@ def test_family_answers_as_transformers(family: str, engine: str, padding: str |
 def assert_equal(task: Any, weights: Path) -> None:
     """Compare texts in micro-batches with the model's own answers to each of them."""
     texts = [*TRACED, *MARKED]
-    items = task.prepare([task.decode(Payload(text)) for text in texts])
+    items = task.prepare([decode(task, Payload(text)) for text in texts])
     answers = run_items(task, items, lambda _task, outputs, _items: [*outputs["logits"]], len(items))
     model = transformers.AutoModelForSequenceClassification.from_pretrained(weights).eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(weights)
