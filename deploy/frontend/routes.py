@@ -28,11 +28,10 @@ from deploy.frontend.http import (
     reject,
 )
 from deploy.frontend.memory import MEMORY_BYTES, Hold, Memory
-from deploy.frontend.methods import check_method, not_served
 from deploy.protocol import description
 from deploy.protocol.description import strip_zeros
 from deploy.protocol.errors import RequestError, not_ready, unknown_model, unknown_version
-from deploy.protocol.rejections import BAD_REQUEST, BUSY, MISSING_MODEL, UNKNOWN_MODEL, UNNAMED, Rejection
+from deploy.protocol.rejections import BAD_REQUEST, BUSY, MISSING_MODEL, NOT_FOUND, UNKNOWN_MODEL, UNNAMED, Rejection
 from handlers.errors import BodyTooLarge, InvalidInput, MalformedMessage
 from handlers.protocol import wire
 from handlers.protocol.api_forms import error_document
@@ -55,6 +54,11 @@ MOST_INFLATING = 2  # large bodies at once
 _INFLATERS = ThreadPoolExecutor(MOST_INFLATING, "reader_inflating")
 _SERVER = {"/v2": "ServerMetadata", "/v2/health/live": "ServerLive", "/v2/models/stats": "ModelStatistics"}
 _JSON = re.compile(wire.JSON_PATHS)
+# The methods of each path, as the gateway has them (deploy/gateway/envoy/route.yaml). TorchServe's predictions
+# accept any; the gateway passes those of its clients on.
+READS = ("GET", "HEAD")
+_PREDICTIONS = re.compile(r"/predictions/.+")
+_POSTS = re.compile(r"/v2/models/.+/infer|/v1/models/.+:predict|/invocations")
 _FORM = re.compile(r"application/x-www-form-urlencoded|multipart/", re.IGNORECASE)
 
 
@@ -258,3 +262,20 @@ def _in_form(path: str, answer: Response) -> Response:
     is_v2 = path.startswith("/v2") and not api
     content = {"error": message} if is_v2 else error_document(answer.status, kind, message, field, api)
     return document(content, answer.status, answer.headers)
+
+
+def check_method(method: str, path: str) -> None:
+    """Reject a method that a path does not have: 404, in the form of the path's protocol."""
+    is_posted = path in wire.APIS or bool(_POSTS.fullmatch(path))
+    allowed = ("GET", "POST", "PUT") if _PREDICTIONS.fullmatch(path) else ("POST",) if is_posted else READS
+    if method not in allowed:
+        raise not_served(method, path)
+
+
+def not_served(method: str, path: str) -> Exception:
+    """Return the error of a method or a path that is not served: 404, in the form of the path's protocol."""
+    if path in wire.APIS or f"{path}/".startswith("/v1/models/"):
+        return Rejected(UNKNOWN_MODEL)
+    if f"{path}/".startswith("/v2/") and not path.startswith("/v2/repository"):
+        return RequestError(404, f"{method[:20]} {path[:200]}: unknown route")
+    return Rejected(NOT_FOUND)
