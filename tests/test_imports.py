@@ -62,7 +62,7 @@ HOSTS_KNOW = {
     "handlers.protocol.requests": "Request",
     "handlers.protocol.rows": "BODY",
     "handlers.protocol.statuses": "INVALID_ARGUMENT UNIMPLEMENTED meaning_of",
-    "handlers.protocol.wire": "APIS BOUNDARY_CHARACTERS FORM_FIELDS GRPC_METHODS "
+    "handlers.protocol.wire": "BOUNDARY_CHARACTERS FORM_FIELDS GRPC_METHODS "
     "METADATA_HEADER NAMELESS ORIGINAL_PATH_HEADER PART_HEAD_BYTES SERVICE",
 }
 HOUSE = {"handlers", "torchserve_client", "deploy", "load", "tests", "examples"}
