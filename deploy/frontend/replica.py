@@ -6,6 +6,7 @@ the client disconnects: the server cancels the task -> core.cancel: its waiting 
 
 import asyncio
 import os
+import re
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import CancelledError
@@ -109,6 +110,18 @@ class Replica:
             if answer.status == OUT_OF_MEMORY:
                 raise Unhealthy(f"{self.name}: no memory for the model's own sample; expected it to run")
             self._is_doubtful = False
+
+    async def time_sample(self) -> tuple[float, float]:
+        """Return seconds of Python, and of cores in other code, for the model's own sample; (0, 1) without one."""
+        if (sample := self._handler.sample()) is None:
+            return 0.0, 1.0
+        began_s = time.perf_counter()
+        answer = await self._run(self._request(sample))
+        taken_s = time.perf_counter() - began_s
+        parts = dict(re.findall(r"(\w+);dur=([\d.]+)", answer.headers.get("Server-Timing", "")))
+        threads = self._handler.config.threads or len(os.sched_getaffinity(0))
+        decode_s, forward_s = (float(parts.get(name, 0)) / 1000 for name in ("decode", "forward"))
+        return max(0.0, taken_s - decode_s - forward_s), decode_s + forward_s * threads
 
     async def close(self) -> None:
         """End the core's threads, and report the last metrics."""

@@ -6,6 +6,7 @@ A request has one answer, however it is framed, and bytes that are no HTTP end t
 """
 
 import asyncio
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
@@ -63,6 +64,8 @@ class Protocol(HttpToolsProtocol):  # type: ignore[misc]
     parser: HttpRequestParser
     limits, memory = HostLimits(), Memory()
     is_ending = False  # whether the server ends: each answer is the last of its connection
+    surplus: ClassVar[int] = 0  # connections that end with their next answer, so that their clients go elsewhere
+    on_end: ClassVar[Callable[[], None] | None] = None  # called at the end of each connection
     # Connections that wait for their clients, the longest wait first: within a request, and after an answer.
     silent: ClassVar[dict["Protocol", None]] = {}
     idle: ClassVar[dict["Protocol", None]] = {}
@@ -96,8 +99,9 @@ class Protocol(HttpToolsProtocol):  # type: ignore[misc]
         cycle = self.cycle
         if self._is_in_head or cycle is None or cycle.response_complete:
             self._wait(HEAD, self.limits.head_s)
-        elif self.is_ending and not cycle.response_started:
+        elif (self.is_ending or Protocol.surplus > 0) and not cycle.response_started and cycle.keep_alive:
             cycle.keep_alive = False
+            Protocol.surplus -= 1
         if self._extra > 2 * self.limits.head_bytes and not self._is_over:
             self.transport.abort()
         self._note_silence()
@@ -228,6 +232,8 @@ class Protocol(HttpToolsProtocol):  # type: ignore[misc]
         self.pipeline.clear()
         for task in [*self._open]:
             task.cancel()
+        if Protocol.on_end is not None:
+            Protocol.on_end()
 
     def _wait(self, step: str, seconds: float) -> None:
         """End the connection if it does not go on within so many seconds."""
