@@ -132,7 +132,8 @@ def test_connections_are_spread_evenly_and_a_killed_process_is_replaced(
 @pytest.mark.builds
 def test_sighup_replaces_each_process_without_a_lost_request(serve: Callable[..., Host], tmp_path: Path) -> None:
     old, new = (tmp_path / each for each in ("old", "new"))
-    old.mkdir(), new.mkdir()
+    for each in (old, new):
+        each.mkdir()
     archive = number_archive("pids", INFER.replace("SIGN", "1"), old)
     successor = number_archive("pids", INFER.replace("SIGN", "-1"), new)
     host = serve(archive)
