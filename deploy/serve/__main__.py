@@ -1,4 +1,4 @@
-"""The command `torchserve-batching serve NAME.mar`: one archive in one process.
+"""The command `torchserve-batching serve NAME.mar`: archives in one process, or in several behind one port.
 
 ports bound -> archive loaded -> HTTP, and gRPC -> SIGTERM: not ready -> idle or late -> the end
 """
@@ -20,14 +20,15 @@ from deploy.serve.process import NotServed, Process
 def main(arguments: list[str] | None = None) -> int:
     parser = CommandParser(
         prog="torchserve-batching serve",
-        description="Serve one archive in this process, without TorchServe and Java.",
+        description="Serve archives in this process, without TorchServe and Java.",
         examples=[
             "torchserve-batching serve model_store/language-id.mar",
             "torchserve-batching serve colours --grpc-port 8001 --threads 2",
+            "torchserve-batching serve language-id.mar reranker.mar --processes auto",
         ],
     )
-    words = "a file NAME.mar, or a NAME of models.yaml, which is built first; the list's first model by default"
-    parser.add_argument("archive", nargs="?", default="", help=words)
+    words = "files NAME.mar, or a NAME of models.yaml, which is built first; the list's first model by default"
+    parser.add_argument("archives", nargs="*", default=[""], metavar="archive", help=words)
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on; 127.0.0.1 by default")
     port = number(int, 0, 65535)
     parser.add_argument("--port", type=port, default=8080, help="port of HTTP; 8080 by default")
@@ -38,9 +39,11 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--gpu", type=int, help="number of the GPU; the processor by default")
     parser.add_argument("--config", type=Path, help="YAML of limits: docs/how-to/one-process.md")
-    options = parser.parse_args(arguments)
+    options = parser.parse_intermixed_args(arguments)
     # A build runs before this process takes the signals.
-    if code := run_command("serve", lambda: setattr(options, "archive", _find_archive(options.archive)), NotServed):
+    if code := run_command(
+        "serve", lambda: setattr(options, "archives", [*map(_find_archive, options.archives)]), NotServed
+    ):
         return code
     if (member := Member.of_environment()) and member.cores:
         os.sched_setaffinity(0, member.cores)
@@ -76,7 +79,7 @@ def _supervise(options: Any, process: Process) -> None:
     grpc = None if options.grpc_port is None else _bind(options.host, options.grpc_port, "--grpc-port")
     given = {"--threads": options.threads or None, "--gpu": options.gpu, "--config": options.config}
     given["--grpc-port"] = None if grpc is None else 0
-    words = [str(options.archive.resolve())]
+    words = [str(each.resolve()) for each in options.archives]
     words += [text for name, value in given.items() if value is not None for text in (name, str(value))]
     supervisor = Supervisor(words, options.processes or None, limits, process)
 

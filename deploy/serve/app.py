@@ -1,4 +1,4 @@
-"""The application of one archive: the routes of deploy.frontend, and those by which a gateway knows a node.
+"""The application of archives: the routes of deploy.frontend, and those by which a gateway knows a node.
 
 GET /models, /models/M, /models/M/V, /models/M/all, /metrics -> this module
 every other                                                  -> deploy.frontend.routes -> Replica
@@ -8,8 +8,10 @@ import asyncio
 import json
 import os
 import socket
+from collections import Counter
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,18 +29,25 @@ HTTP_S = 0.00015  # seconds of Python around a model: a connection's parser, rou
 
 
 class Host(Routes):
-    def __init__(self, replica: Replica, archive: Path, totals: Totals, limits: HostLimits) -> None:
-        self._replica, self._archive, self.totals = replica, archive, totals
+    def __init__(self, replicas: Mapping[Path, Replica], totals: Totals, limits: HostLimits) -> None:
+        """`replicas` of archives."""
+        self._replicas = {replica.name: replica for replica in replicas.values()}
+        self._archives = {replica.name: archive.name for archive, replica in replicas.items()}
+        self.totals = totals
         self._most, self.most_head_bytes, self.body_s = limits.requests, limits.head_bytes, limits.body_s
         self.origins = frozenset(limits.cors)
         self._started = datetime.now(UTC).isoformat(timespec="milliseconds")
-        self._running = 0  # the requests that run or wait
+        self._running = Counter[str]()  # the requests of each model that run or wait
         self.calls: asyncio.Future[Any] | None = None  # the end of gRPC's
-        models = Models({replica.name: self._predict}, None, replica.max_body_bytes, memory_bytes=limits.memory_bytes)
-        super().__init__(models, replica.close)
+        predict = {name: partial(self._predict, replica) for name, replica in self._replicas.items()}
+        most_bytes = max(replica.max_body_bytes for replica in self._replicas.values())
+        super().__init__(Models(predict, None, most_bytes, memory_bytes=limits.memory_bytes), self._close_all)
+
+    async def _close_all(self) -> None:
+        await asyncio.gather(*(replica.close() for replica in self._replicas.values()))
 
     async def close(self) -> None:
-        """End the model after the last call, which needs it."""
+        """End the models after the last call, which needs them."""
         if self.calls is not None:
             await self.calls
         await super().close()
@@ -57,56 +66,63 @@ class Host(Routes):
         finally:
             own.discard(task)
 
-    async def _predict(self, version: str, headers: Mapping[str, str], body: bytes, path: str) -> Answer | None:
-        if self._running >= self._most and METADATA_HEADER not in headers:
+    async def _predict(
+        self, replica: Replica, version: str, headers: Mapping[str, str], body: bytes, path: str
+    ) -> Answer | None:
+        if self._running.total() >= self._most and METADATA_HEADER not in headers:
             return refuse(BUSY.saying("The server has too many requests."))
-        self._running += 1
+        self._running[replica.name] += 1
         try:
-            return await self._replica.answer(version, headers, body, path)
+            return await replica.answer(version, headers, body, path)
         finally:
-            self._running -= 1
+            self._running[replica.name] -= 1
 
     def _described_model(self, method: str, names: list[str]) -> Answer:
         """Answer TorchServe's read-only management API."""
-        name, version = self._replica.name, str(self._replica.version)
         if self.models.is_draining:
             return refuse(DRAINING)
         if method != "GET":
-            words = "This host serves one archive; start another for another."
+            words = "This host serves the archives of its start; start another for others."
             return refuse(Refusal(405, "MethodNotAllowedException", words))
         if not names:
-            return document({"models": [{"modelName": name, "modelUrl": self._archive.name}]})
-        if names[0] != name:
+            listed = [{"modelName": name, "modelUrl": archive} for name, archive in self._archives.items()]
+            return document({"models": listed})
+        replica = self._replicas.get(names[0])
+        if replica is None:
             return refuse(Refusal(404, "ModelNotFoundException", f"Model not found: {names[0]}"))
-        if len(names) > 2 or names[1:] not in ([], ["all"], [version]):
-            return no_version(name, "/".join(names[1:]))
-        return document([self._document(name, version)])
+        if len(names) > 2 or names[1:] not in ([], ["all"], [str(replica.version)]):
+            return no_version(replica.name, "/".join(names[1:]))
+        return document([self._document(replica)])
 
-    def _document(self, name: str, version: str) -> dict[str, Any]:
+    def _document(self, replica: Replica) -> dict[str, Any]:
+        name, running = replica.name, self._running[replica.name]
         worker = {
             **{"id": "9000", "startTime": self._started, "status": "READY", "pid": os.getpid()},
-            **{"memoryUsage": 0, "gpu": self._replica.is_on_gpu, "gpuUsage": "N/A"},
+            **{"memoryUsage": 0, "gpu": replica.is_on_gpu, "gpuUsage": "N/A"},
         }
         return {
-            **{"modelName": name, "modelVersion": version, "modelUrl": self._archive.name, "runtime": "python"},
-            **{"minWorkers": 1, "maxWorkers": 1, "batchSize": self._replica.window, "maxBatchDelay": 0},
+            **{"modelName": name, "modelVersion": str(replica.version), "modelUrl": self._archives[name]},
+            **{"runtime": "python", "minWorkers": 1, "maxWorkers": 1, "batchSize": replica.window, "maxBatchDelay": 0},
             **{"loadedAtStartup": True, "workers": [worker]},
-            "jobQueueStatus": {"remainingCapacity": self._most - self._running, "pendingRequests": self._running},
+            "jobQueueStatus": {"remainingCapacity": self._most - self._running.total(), "pendingRequests": running},
         }
 
     async def measure(self) -> dict[str, float]:
-        """Measure seconds of a request in Python, and of cores in other code, by the model's own sample."""
-        # The quickest: others had to wait for a core.
-        python_s, cores_s = min([await self._replica.time_sample() for _ in range(SAMPLES)], key=sum)
-        return {"python_s": python_s + HTTP_S, "cores_s": cores_s}
+        """Measure seconds of a request in Python, and of cores in other code, by each model's own sample."""
+        found = {"python_s": 0.0, "cores_s": 0.0}
+        for replica in self._replicas.values():
+            # The quickest: others had to wait for a core.
+            python_s, cores_s = min([await replica.time_sample() for _ in range(SAMPLES)], key=sum)
+            found = {"python_s": found["python_s"] + python_s + HTTP_S, "cores_s": found["cores_s"] + cores_s}
+        return found
 
     def summary(self) -> dict[str, str]:
         """Return the rows that `make serve` prints, too."""
-        metadata = self._replica.metadata
+        found = [(each, each.metadata) for each in self._replicas.values()]
         return {
-            "Model": f"{self._replica.name} {self._replica.version}",
-            "Precision": metadata.precision or "as exported",
-            "Engine": metadata.platform.removeprefix("torchserve_"),
+            "Model": ", ".join(f"{each.name} {each.version}" for each, _ in found),
+            "Precision": ", ".join(metadata.precision or "as exported" for _, metadata in found),
+            "Engine": ", ".join(metadata.platform.removeprefix("torchserve_") for _, metadata in found),
         }
 
 

@@ -1,4 +1,4 @@
-"""Where a server's connections come from: a port of its own, or the supervisor of several processes."""
+"""Where a server's connections come from: its own port, or the supervisor of several processes."""
 
 import asyncio
 import ctypes
@@ -40,11 +40,11 @@ class Port:
 
 
 class Member(NamedTuple):
-    """What the supervisor tells a process of several."""
+    """The facts that the supervisor tells a process of several."""
 
     number: int  # from 1; a successor may have its predecessor's
     channel: int  # the file number of the socket between them
-    cores: list[int]  # processor cores of its own; empty for all
+    cores: list[int]  # its own processor cores; empty for all
     folder: str  # of the server's files: its gRPC socket and the counters of each process
     measures: bool  # whether it must tell how much of a request is Python's
 

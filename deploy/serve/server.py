@@ -15,6 +15,7 @@ import uvicorn
 import uvloop
 
 from deploy.frontend.replica import Metrics, Replica
+from deploy.loader import check_together
 from deploy.serve.connection import Protocol
 from deploy.serve.doors import BACKLOG, UNDER_WAY_S, Given, Member, Port
 from deploy.serve.limits import HostLimits
@@ -34,20 +35,25 @@ class Series(NamedTuple):
 
 
 def load(options: Any, limits: HostLimits, member: Member | None) -> Any:
-    """Load the archive of the command line; return its `deploy.serve.app.Host`."""
+    """Load the archives of the command line; return its `deploy.serve.app.Host`."""
     who = f"process {member.number}: " if member else ""
     logging.basicConfig(format=f"{who}%(levelname)s %(name)s %(message)s", level=logging.WARNING)
     # Its one line about a failure is the command's; uvicorn's are about clients.
     for name in ("handlers.base", "uvicorn.error"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
     metrics = Metrics(lambda _, labels: Series(labels, {}))
-    replica = Replica(str(options.archive), threads=options.threads, gpu=options.gpu, metrics=metrics)
+    check_together(options.archives)
+    replicas = {}
+    for each in options.archives:
+        options.archive = each  # an error names it
+        replica = Replica(str(each), threads=options.threads, gpu=options.gpu, metrics=metrics)
+        replicas[each] = replica
     # It imports `handlers`, which is the archive's own now.
     from deploy.serve.app import Host  # noqa: PLC0415
 
     totals = Totals(metrics, member and member.file)
     totals.start()
-    return Host(replica, options.archive, totals, limits)
+    return Host(replicas, totals, limits)
 
 
 def run(host: Any, door: Door, options: Any, limits: HostLimits, process: Process) -> None:

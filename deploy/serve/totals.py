@@ -1,4 +1,4 @@
-"""The counters of all processes of a server, each in a file of its own, so that they outlive their process."""
+"""The counters of all processes of a server, each in its own file, so that they outlive their process."""
 
 import json
 import threading

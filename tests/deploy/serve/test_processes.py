@@ -212,3 +212,22 @@ def test_counters_outlive_their_process(tmp_path: Path) -> None:
     assert successor.read() == {"a": (["M"], {("m",): 132.0})} and second.read() == {"a": (["M"], {("m",): 32.0})}
     successor.write()
     assert second.read() == successor.read()
+
+
+@pytest.mark.builds
+def test_two_archives_of_one_process_answer_as_their_models(pids: Path, archive: Path, tmp_path: Path) -> None:
+    host = start(pids, archive, log=tmp_path / "log")
+    try:
+        until(lambda: is_ready(host))
+        assert ask(host, requests.Session()) == host.process.pid
+        answer = requests.post(f"{host.url}/predictions/colours", json={"x": 3}, timeout=PATIENCE_S)
+        assert (answer.status_code, answer.json()) == (200, {"y": 6})
+        listed = requests.get(f"{host.url}/models", timeout=PATIENCE_S).json()["models"]
+        assert [each["modelName"] for each in listed] == ["pids", "colours"]
+        assert [
+            requests.get(f"{host.url}/models/{name}", timeout=PATIENCE_S).status_code for name in ("pids", "x")
+        ] == [200, 404]
+        text = requests.get(f"{host.url}/metrics", timeout=PATIENCE_S).text
+        assert set(re.findall(r'handler_request_seconds_count\{ModelName="(\w+)"', text)) <= {"pids", "colours"}
+    finally:
+        host.end()

@@ -230,8 +230,15 @@ def test_options_reach_the_host_and_its_end_is_that_of_the_command(monkeypatch: 
     words = "--host h --port 1 --grpc-port 0 --threads 2 --gpu 3 --config c"
     assert [program.main(each) for each in (["a"], ["b", *words.split()])] == [40, 40]
     # Without --threads and --gpu the archive's own setting and the processor, and gRPC only if it is asked for.
-    first = {"archive": Path("a.mar"), "host": "127.0.0.1", "port": 8080, "grpc_port": None, "threads": 0, "gpu": None}
-    second = {"archive": Path("b.mar"), "host": "h", "port": 1, "grpc_port": 0, "threads": 2, "gpu": 3}
+    first = {
+        "archives": [Path("a.mar")],
+        "host": "127.0.0.1",
+        "port": 8080,
+        "grpc_port": None,
+        "threads": 0,
+        "gpu": None,
+    }
+    second = {"archives": [Path("b.mar")], "host": "h", "port": 1, "grpc_port": 0, "threads": 2, "gpu": 3}
     both = {"own": True, "processes": None, "member": None}
     assert found == [{**first, "config": None, **both}, {**second, "config": Path("c"), **both}]
 
@@ -254,7 +261,7 @@ def test_host_describes_its_archive_as_torchserve_does_and_has_its_limits() -> N
     replica: Any = SimpleNamespace(name="m", version="1.0", max_body_bytes=9, answer=answer, close=close, **of)
     metrics: Any = {"b_total": Series(("x",), {('a"b',): 2.0}), "a_total": Series((), {(): 1.0})}
     limits = replace(LIMITS, requests=1, cors=("https://a",), head_bytes=2048, memory_bytes=2 << 20)
-    host = Host(replica, Path("store/m.mar"), Totals(metrics, None), limits)
+    host = Host({Path("store/m.mar"): replica}, Totals(metrics, None), limits)
     assert (host.most_head_bytes, host.body_s, host.origins, host.memory.most_bytes) == (
         *(2048, LIMITS.body_s), frozenset({"https://a"}), 2 << 20,
     )  # fmt: skip
