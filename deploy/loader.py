@@ -2,8 +2,8 @@
 
     NAME.mar -> unpacked -> first on sys.path -> its handler's one class -> initialize: files checked, model loaded
 
-A process loads one archive: an archive contains its own package `handlers`, and a process imports only one of that
-name. So this module does not import `handlers`, and neither does a program before it loads an archive.
+An archive contains its own package `handlers`, and a process imports only one of that name: it loads several archives
+only if their modules are equal. So this module does not import `handlers`, and neither does a program before.
 """
 
 import importlib
@@ -14,6 +14,8 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Mapping, Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,6 +33,10 @@ FORMAT = 4
 
 class OtherFormat(Exception):
     """An archive has handlers that these hosts cannot call; the message is one line."""
+
+
+class NotTogether(Exception):
+    """Archives that one process cannot load; the message is one line."""
 
 
 class NoMetrics:
@@ -89,6 +95,41 @@ class LoadedArchive:
         self.handler.initialize(self.context)
 
 
+class _Others(MetaPathFinder):
+    """Finds the modules of `handlers` that the first archive does not have in those after it."""
+
+    def __init__(self) -> None:
+        self.folders: list[Path] = []
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:  # noqa: ARG002
+        inner = Path(*name.split(".")[:-1])
+        folders = [str(each / inner) for each in self.folders] if name.startswith("handlers.") else []
+        return PathFinder.find_spec(name, folders) if folders else None
+
+
+_OTHERS = _Others()
+
+
+def check_together(archives: Sequence[Path]) -> None:
+    """Raise NotTogether unless one process can load the archives: modules of one name are equal, and names differ."""
+    modules, names = dict[str, tuple[str, Path]](), dict[str, Path]()
+    for archive in archives if len(archives) > 1 else ():
+        name = str(manifest_of(archive)["model"]["modelName"])
+        if other := names.get(name):
+            raise NotTogether(f"{other.name} and {archive.name} are both of the model {name}; serve them apart")
+        names[name] = archive
+        files = build_of(archive).get("files")
+        if not files:
+            raise NotTogether(f"{archive.name} is no archive of {ARCHIVE}; serve it apart from others")
+        for file, found in files.items():
+            # A function is imported by its path, all others by their names.
+            if file.endswith(".py") and file != "function/infer.py":
+                known, other = modules.setdefault(file, (found, archive))
+                if known != found:
+                    words = f"build both again with {ARCHIVE}" if file.startswith("handlers/") else "serve them apart"
+                    raise NotTogether(f"{file} differs in {other.name} and {archive.name}: {words}")
+
+
 def settings_of(archive: Path) -> dict[str, Any]:
     settings: dict[str, Any] = yaml.safe_load(_read(archive, CONFIG)) or {}
     return settings
@@ -137,7 +178,12 @@ def _extract(archive: Path, folder: Path) -> Path:
 
 def _handler(folder: Path, manifest: Mapping[str, Any]) -> Any:
     """Import the archive's handler as TorchServe does: by its file's name, with the archive first on the path."""
-    sys.path.insert(0, str(folder))
+    if _OTHERS.folders:
+        sys.path.append(str(folder))
+    else:
+        sys.path.insert(0, str(folder))
+        sys.meta_path.append(_OTHERS)
+    _OTHERS.folders.append(folder)
     importlib.invalidate_caches()
     module = importlib.import_module(Path(manifest["model"]["handler"]).stem)
     own = [each for _, each in inspect.getmembers(module, inspect.isclass) if each.__module__ == module.__name__]

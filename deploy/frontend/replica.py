@@ -6,6 +6,7 @@ the client disconnects: the server cancels the task -> core.cancel: its waiting 
 
 import asyncio
 import os
+import re
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import CancelledError
@@ -104,13 +105,28 @@ class Replica:
 
     async def check(self) -> None:
         """Check that the replica can serve. An engine that is stuck ends the process (handlers.batching.guard)."""
-        from handlers.pipeline.task import samples_of  # noqa: PLC0415
-
-        if self._is_doubtful and (samples := samples_of(self._handler)):
-            answer = await asyncio.wait_for(self._run((_request(samples[0]), time.perf_counter())), SAMPLE_S)
+        if self._is_doubtful and (answer := await asyncio.wait_for(self._answer_sample(), SAMPLE_S)):
             if answer.status == OUT_OF_MEMORY:
                 raise Unhealthy(f"{self.name}: no memory for the model's own sample; expected it to run")
             self._is_doubtful = False
+
+    async def time_sample(self) -> tuple[float, float]:
+        """Return seconds of Python, and of cores in other code, for the model's own sample; (0, 1) without one."""
+        began_s = time.perf_counter()
+        if (answer := await self._answer_sample()) is None:
+            return 0.0, 1.0
+        taken_s = time.perf_counter() - began_s
+        parts = dict(re.findall(r"(\w+);dur=([\d.]+)", answer.headers.get("Server-Timing", "")))
+        threads = self._handler.config.threads or len(os.sched_getaffinity(0))
+        decode_s, forward_s = (float(parts.get(name, 0)) / 1000 for name in ("decode", "forward"))
+        return max(0.0, taken_s - decode_s - forward_s), decode_s + forward_s * threads
+
+    async def _answer_sample(self) -> Response | None:
+        """Answer the model's own sample; None without one."""
+        from handlers.pipeline.task import samples_of  # noqa: PLC0415
+
+        samples = samples_of(self._handler)
+        return await self._run((_request(samples[0]), time.perf_counter())) if samples else None
 
     async def close(self) -> None:
         """End the core's threads, and report the last metrics."""

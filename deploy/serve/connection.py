@@ -6,6 +6,7 @@ A request has one answer, however it is framed, and bytes that are no HTTP end t
 """
 
 import asyncio
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
@@ -19,6 +20,7 @@ from deploy.serve.limits import HostLimits
 RUNNING = "running"  # the key of a request's scope: the tasks of its connection, which end with it
 HEAD, WRITE = "head", "write"  # the states in which a connection waits
 MOST_PIPELINED = 64  # requests of a connection that wait for its first
+STEADY_REQUESTS = 8  # of a connection, after which it may be ended for another process
 CHUNK_BYTES = 8  # bytes around a byte of a body that comes in the smallest chunks
 FIRST_S, LAST_S = 5.0, 1.0  # seconds in which a new or an idle connection may send a request once the server ends
 CLOSE = {"Connection": "close"}
@@ -63,10 +65,13 @@ class Protocol(HttpToolsProtocol):  # type: ignore[misc]
     parser: HttpRequestParser
     limits, memory = HostLimits(), Memory()
     is_ending = False  # whether the server ends: each answer is the last of its connection
+    surplus: ClassVar[int] = 0  # connections that end with their next answer, so that their clients go elsewhere
+    on_end: ClassVar[Callable[[], None] | None] = None  # called at the end of each connection
     # Connections that wait for their clients, the longest wait first: within a request, and after an answer.
     silent: ClassVar[dict["Protocol", None]] = {}
     idle: ClassVar[dict["Protocol", None]] = {}
     _is_in_head = _is_over = False
+    _requests = 0
 
     def connection_made(self, transport: Any) -> None:
         """Wait for the first head; of too many connections an idle or the longest silent one ends."""
@@ -96,11 +101,19 @@ class Protocol(HttpToolsProtocol):  # type: ignore[misc]
         cycle = self.cycle
         if self._is_in_head or cycle is None or cycle.response_complete:
             self._wait(HEAD, self.limits.head_s)
-        elif self.is_ending and not cycle.response_started:
-            cycle.keep_alive = False
+        elif not cycle.response_started:
+            self._end_with_answer(cycle)
         if self._extra > 2 * self.limits.head_bytes and not self._is_over:
             self.transport.abort()
         self._note_silence()
+
+    def _end_with_answer(self, cycle: Any) -> None:
+        """Let an answer be the connection's last if the server ends, or if its client shall go elsewhere."""
+        if self.is_ending:
+            cycle.keep_alive = False
+        elif Protocol.surplus > 0 and self._requests > STEADY_REQUESTS and not self.pipeline and cycle.keep_alive:
+            cycle.keep_alive = False
+            Protocol.surplus -= 1
 
     def _note_silence(self) -> None:
         """Begin to wait for the client again, unless one of its requests runs."""
@@ -151,6 +164,7 @@ class Protocol(HttpToolsProtocol):  # type: ignore[misc]
             self.transport.abort()
             raise RuntimeError
         super().on_message_begin()
+        self._requests += 1
         self.scope[RUNNING], self._is_in_head = self._open, True
 
     def on_url(self, url: bytes) -> None:
@@ -228,6 +242,8 @@ class Protocol(HttpToolsProtocol):  # type: ignore[misc]
         self.pipeline.clear()
         for task in [*self._open]:
             task.cancel()
+        if Protocol.on_end is not None:
+            Protocol.on_end()
 
     def _wait(self, step: str, seconds: float) -> None:
         """End the connection if it does not go on within so many seconds."""

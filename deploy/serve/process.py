@@ -7,6 +7,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
@@ -29,11 +30,12 @@ class Process:
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         # An archive is unpacked there. The next process removes the folder of one that was killed.
         self._work = make_work_folder("serve-", Path(tempfile.gettempdir()))
-        self._folder = self._work.__enter__()
-        tempfile.tempdir = str(self._folder)
+        self.folder = self._work.__enter__()  #: of this process's own files, removed at its end
+        tempfile.tempdir = str(self.folder)
         self._ends = threading.Lock()
         #: Called at the first signal; until the servers run, it ends the process.
         self.stop: Callable[[], object] = self.end
+        self.children: list[int] = []  #: ids of processes that end with this one
         self.drain_s = 0.0  #: seconds from the first signal to the end
         threading.Thread(target=self._watch, name="signals", daemon=True).start()
 
@@ -46,8 +48,11 @@ class Process:
     def end(self, code: int = 0) -> NoReturn:
         """End the process, although threads of an engine may still run."""
         self._ends.acquire()  # for ever
+        for each in self.children:
+            with suppress(ProcessLookupError):
+                os.kill(each, signal.SIGKILL)
         # A thread that loads the archive would report that its files are gone.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-        shutil.rmtree(self._folder.parent, ignore_errors=True)
+        shutil.rmtree(self.folder.parent, ignore_errors=True)
         sys.stdout.flush()
         os._exit(code)

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
 import yaml
 
 from deploy.run.server import Server
@@ -31,12 +32,14 @@ def archive(folder: Path) -> Path:
 
 
 @contextmanager
-def one_process(folder: Path) -> Iterator[Door]:
+def one_process(folder: Path, *words: str) -> Iterator[Door]:
+    """Serve in one process, or in the several that `words` ask for."""
     (config := folder / "limits.yaml").write_text(yaml.safe_dump(LIMITS))
-    host = start(archive(folder), "--config", config)
+    host = start(archive(folder), "--config", config, *words)
     try:
         until(lambda: is_ready(host))
-        yield Door("one process", host.url, (host.process.pid,), host.grpc)
+        processes = [host.process.pid, *(each.pid for each in psutil.Process(host.process.pid).children())]
+        yield Door("several processes" if words else "one process", host.url, tuple(processes), host.grpc)
     finally:
         host.end()
 

@@ -23,7 +23,8 @@ from deploy.serve import rpc
 from deploy.serve.app import Host
 from deploy.serve.connection import RUNNING, Joined, Protocol
 from deploy.serve.limits import HostLimits
-from deploy.serve.server import Series, _print_summary, _start_grpc
+from deploy.serve.server import Series, _start_grpc, print_summary
+from deploy.serve.totals import Totals
 from tests.tables import table
 
 # No two of them are equal: each is of one step.
@@ -191,7 +192,7 @@ def test_grpc_has_the_limits_of_the_port_and_says_whether_it_serves(
     served: Any = Mock(models=Models({}, None, 1000))
 
     async def start() -> list[bytes]:
-        server = await _start_grpc(served, Mock(host=host, grpc_port=7), LIMITS)
+        server = await _start_grpc(served, Mock(), Mock(host=host, grpc_port=7), LIMITS)
         server.watching.cancel()
         _, health = (each.args[0][0] for each in started.add_generic_rpc_handlers.mock_calls)
         check = health.service(Mock(method="/grpc.health.v1.Health/Check")).stream_unary
@@ -212,7 +213,7 @@ def test_grpc_has_the_limits_of_the_port_and_says_whether_it_serves(
 
 @table(("127.0.0.1", "127.0.0.1"), ("::1", "[::1]"))
 def test_summary_names_the_url_of_the_model(host: str, shown: str, capsys: pytest.CaptureFixture[str]) -> None:
-    _print_summary({"Model": "m 1.0", "Engine": "openvino"}, host, 8)
+    print_summary({"Model": "m 1.0", "Engine": "openvino"}, host, 8)
     lines = capsys.readouterr().out.splitlines()
     assert lines[:2] == ["Model      m 1.0", "Engine     openvino"]
     assert lines[2:4] == [
@@ -229,9 +230,17 @@ def test_options_reach_the_host_and_its_end_is_that_of_the_command(monkeypatch: 
     words = "--host h --port 1 --grpc-port 0 --threads 2 --gpu 3 --config c"
     assert [program.main(each) for each in (["a"], ["b", *words.split()])] == [40, 40]
     # Without --threads and --gpu the archive's own setting and the processor, and gRPC only if it is asked for.
-    first = {"archive": Path("a.mar"), "host": "127.0.0.1", "port": 8080, "grpc_port": None, "threads": 0, "gpu": None}
-    second = {"archive": Path("b.mar"), "host": "h", "port": 1, "grpc_port": 0, "threads": 2, "gpu": 3}
-    assert found == [{**first, "config": None, "own": True}, {**second, "config": Path("c"), "own": True}]
+    first = {
+        "archives": [Path("a.mar")],
+        "host": "127.0.0.1",
+        "port": 8080,
+        "grpc_port": None,
+        "threads": 0,
+        "gpu": None,
+    }
+    second = {"archives": [Path("b.mar")], "host": "h", "port": 1, "grpc_port": 0, "threads": 2, "gpu": 3}
+    both = {"own": True, "processes": None, "member": None}
+    assert found == [{**first, "config": None, **both}, {**second, "config": Path("c"), **both}]
 
 
 DESCRIBED = {
@@ -252,7 +261,7 @@ def test_host_describes_its_archive_as_torchserve_does_and_has_its_limits() -> N
     replica: Any = SimpleNamespace(name="m", version="1.0", max_body_bytes=9, answer=answer, close=close, **of)
     metrics: Any = {"b_total": Series(("x",), {('a"b',): 2.0}), "a_total": Series((), {(): 1.0})}
     limits = replace(LIMITS, requests=1, cors=("https://a",), head_bytes=2048, memory_bytes=2 << 20)
-    host = Host(replica, Path("store/m.mar"), metrics, limits)
+    host = Host({Path("store/m.mar"): replica}, Totals(metrics, None), limits)
     assert (host.most_head_bytes, host.body_s, host.origins, host.memory.most_bytes) == (
         *(2048, LIMITS.body_s), frozenset({"https://a"}), 2 << 20,
     )  # fmt: skip

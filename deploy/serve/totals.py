@@ -1,0 +1,70 @@
+"""The counters of all processes of a server, each in its own file, so that they outlive their process."""
+
+import json
+import threading
+from collections import defaultdict
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+# Name of a counter -> names of its labels, and their values -> its sum.
+Counters = dict[str, tuple[list[str], dict[tuple[str, ...], float]]]
+WRITTEN_S = 0.5  # seconds between two writings
+
+
+class Totals:
+    """The counters of this process and of those before it in its file, beside those of others."""
+
+    def __init__(self, own: Mapping[str, Any], file: Path | None) -> None:
+        """`own` are live `Series` by name; a file is this process's alone, and None if there are no others."""
+        self._own, self._file, self._before = own, file, _read(file)
+
+    def start(self) -> None:
+        """Write from now on, until the process ends."""
+        if self._file is not None:
+            threading.Thread(target=self._write_forever, name="totals", daemon=True).start()
+
+    def write(self) -> None:
+        if self._file is not None:
+            counters = [(name, labels, [*samples.items()]) for name, (labels, samples) in self._of_file().items()]
+            new = self._file.with_suffix(".new")
+            new.write_text(json.dumps(counters), encoding="utf-8")
+            new.replace(self._file)
+
+    def read(self) -> Counters:
+        """Add up the counters of all processes."""
+        others = self._file.parent.glob("*.json") if self._file is not None else ()
+        return _add(self._of_file(), *(_read(each) for each in others if each != self._file))
+
+    def _of_file(self) -> Counters:
+        live = {name: ([*series.labels], dict(series.samples.copy())) for name, series in [*self._own.items()]}
+        return _add(self._before, live)
+
+    def _write_forever(self) -> None:
+        pause = threading.Event()
+        with suppress(OSError):  # the supervisor has ended, and its folder is gone
+            while not pause.wait(WRITTEN_S):
+                self.write()
+
+
+def _read(file: Path | None) -> Counters:
+    if file is None or not file.is_file():
+        return {}
+    content = json.loads(file.read_text(encoding="utf-8"))
+    return {name: (labels, {tuple(key): value for key, value in samples}) for name, labels, samples in content}
+
+
+def _add(*parts: Counters) -> Counters:
+    sums: Counters = {}
+    for part in parts:
+        for name, (labels, samples) in part.items():
+            _, total = sums.setdefault(name, (labels, defaultdict(float)))
+            for key, value in samples.items():
+                total[key] += value
+    return sums
+
+
+def file_of(folder: Path, number: int) -> Path:
+    """Return the file of a process by its number, which no other running process has."""
+    return folder / f"{number}.json"
