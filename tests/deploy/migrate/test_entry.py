@@ -3,6 +3,7 @@
 import json
 import shutil
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -159,6 +160,12 @@ def classifier(folder: Path, state: Any, **files: str) -> Path:
     return archive(folder / "old.mar", "image_classifier", content, serializedFile="w.pth", **names)
 
 
+def example(folder: Path, save_mode: str, **files: str) -> Path:
+    setup = {"mode": "sequence_classification", "save_mode": save_mode}
+    own = {"setup_config.json": json.dumps(setup), "h.py": "from transformers import AutoTokenizer"}
+    return archive(folder / "old.mar", "h.py", {**own, **files})
+
+
 @table(
     (
         lambda to: network_archive(to, "object_detector", DETECTION, "fasterrcnn_mobilenet_v3_large_fpn", "FasterRCNN"),
@@ -170,6 +177,10 @@ def classifier(folder: Path, state: Any, **files: str) -> Path:
     (lambda to: classifier(to, RESNET18 | NO_HEAD), UNKNOWN),
     (lambda to: archive(to / "old.mar", "text_classifier", {}), "a pickle of torchtext, which has ended"),
     (lambda to: archive(to / "old.mar", "dali_image_classifier", {}), "not a handler .* add --stock"),
+    *(
+        (partial(example, save_mode=mode, **files), f"save_mode {mode}: TorchScript has no config.json.*--stock")
+        for mode, files in (("torchscript", {"config.json": "{}"}), ("pretrained", {}))
+    ),
 )
 def test_archive_that_cannot_be_moved_is_one_line(make: Any, reason: str, tmp_path: Path, few_networks: None) -> None:
     with pytest.raises(InvalidConfig, match=reason) as error:
