@@ -40,7 +40,7 @@ omit = */site-packages/*
 """
 MEASURED = ["-n", "auto", "--dist", "loadfile", "tests", "--ignore", "tests/e2e", "--ignore", "tests/nightly"]
 FIRST_S, ALL_S = 6, 40  # of the tests of a fault: the first notice most faults
-HANGS_S = 60  # of a test, beside four times its own: a fault may turn in circles
+HANGS_S = 120  # of a test, beside four times its own: a fault may turn in circles
 RUNNING, IMPORT = "running", "at import"
 OPERATORS: dict[type[ast.AST], str] = {
     **{ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">", ast.Eq: "!=", ast.NotEq: "==", ast.Is: "is not"},
@@ -219,7 +219,7 @@ def find_failed(clone: Path, tests: list[str]) -> str:
 
 def try_out(mutant: Mutant, clones: "Queue[Path]") -> str:
     """Return the test that notices a fault, or ""."""
-    clone, found = clones.get(), ""
+    clone = clones.get()
     path = clone / mutant.file
     original = path.read_bytes()
 
@@ -228,16 +228,20 @@ def try_out(mutant: Mutant, clones: "Queue[Path]") -> str:
         Path(util.cache_from_source(path)).unlink(missing_ok=True)  # it may have the size and second of the last
         return find_failed(clone, tests)
 
-    for part in choose_tests(mutant):
-        while (found := failed(part, mutant.apply(original))) not in ("", IMPORT):
-            if not failed([found], original) and failed([found], mutant.apply(original)):
-                break
-            part.remove(found)  # it fails without the fault, too, or by chance
-        if found:
-            break
-    path.write_bytes(original)
-    clones.put(clone)
-    return found
+    def find() -> str:
+        for part in choose_tests(mutant):
+            while part and (found := failed(part, mutant.apply(original))):
+                again = part if found == IMPORT else [found]
+                if failed(again, original) != found and failed(again, mutant.apply(original)) == found:
+                    return found
+                part[:] = [test for test in part if test not in again]  # it fails without the fault, too, or by chance
+        return ""
+
+    try:
+        return find()
+    finally:
+        path.write_bytes(original)
+        clones.put(clone)
 
 
 def main(arguments: list[str]) -> int:
