@@ -158,6 +158,7 @@ def make_clone(folder: str, commit: str) -> Path:
 
 def start_tests(clone: Path, words: list[str], **variables: str) -> "subprocess.Popen[bytes]":
     own = {"TMPDIR": str(clone.parent), "PYTHONPATH": f"{clone}:{clone}/client", "OMP_NUM_THREADS": "1"}
+    own["PYTEST_CURRENT_TEST"] = ""  # that of the nightly run
     return subprocess.Popen(
         [sys.executable, "-m", "pytest", "-p", "tests.mutants", *words],
         cwd=clone, env={**os.environ, **own, **variables}, stdout=subprocess.DEVNULL, start_new_session=True,
@@ -263,6 +264,7 @@ def main(arguments: list[str]) -> int:
     count = os.cpu_count() or 1
     with tempfile.TemporaryDirectory(prefix="m-", ignore_cleanup_errors=True) as folder:
         if not path.exists():
+            print(f"the tests of each line -> {path}: check and builds run once", file=sys.stderr)
             measure(make_clone(folder, commit), path)
         for store, stored in zip((seconds, executed), json.loads(path.read_text()), strict=True):
             store.update(stored)  # type: ignore[attr-defined]
