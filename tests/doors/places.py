@@ -44,7 +44,7 @@ def torchserve(server: Server) -> Door:
 
 @contextmanager
 def gateway(server: Server, tls: dict[str, str] | None = None, ca: str | None = None) -> Iterator[Door]:
-    times = {"header_s": HEAD_S, "body_s": BODY_S, "unresponsive_s": 60.0, "attempt_connect_s": 10.0}
+    times = {"header_s": HEAD_S, "body_s": BODY_S, "idle_s": 20.0, "unresponsive_s": 60.0, "attempt_connect_s": 10.0}
     limits = {**times, "connections": 300, "body_bytes": 6 << 20}
     more: dict[str, Any] = {"tls": tls} if tls else {}
     with sandbox.run_gateway([sandbox.make_node(server)], limits=limits, **more) as running:

@@ -6,9 +6,9 @@ from deploy.run.server import Server
 from tests.doors import places
 from tests.doors.door import Door, hold
 from tests.doors.rows import HEAVY, Row
-from tests.e2e.test_doors import gateway, served
+from tests.e2e.test_doors import gateway, served, tls
 
-__all__ = ["gateway", "served"]
+__all__ = ["gateway", "served", "tls"]
 
 
 @pytest.mark.parametrize("row", HEAVY, ids=lambda row: row.name)
@@ -19,3 +19,8 @@ def test_torchserve_keeps_the_row(row: Row, served: Server) -> None:
 @pytest.mark.parametrize("row", HEAVY, ids=lambda row: row.name)
 def test_gateway_keeps_the_row(row: Row, gateway: Door) -> None:
     hold(row, gateway)
+
+
+@pytest.mark.parametrize("row", HEAVY, ids=lambda row: row.name)
+def test_gateway_keeps_the_row_over_tls(row: Row, tls: Door) -> None:
+    hold(row, tls)

@@ -26,7 +26,9 @@ from deploy.protocol.description import APIS, find_only, strip_zeros
 
 HTTP = "http"
 GRPC = "grpc"
-REPLAY_BYTES = 32 << 20  # bodies up to this size are kept until the response, and sent to another node if a node dies
+# Bodies up to this size are sent to another node if a node dies. Envoy holds them twice: with a larger limit a hundred
+# photographs filled half of its heap, from where on it closes connections.
+REPLAY_BYTES = 4 << 20
 API_PATHS = rf"({'|'.join(APIS)}|/v1/models(/[^?]*)?)(\?.*)?"
 ZEROS = 3  # zeros that a request may append to a version: "1.0", "1.0.0" and "1.0.0.0" for "1"
 READY_PATHS = ("/v2/health/ready", "/ping")  # paths of probes
