@@ -85,7 +85,7 @@ fuzz: .venv/.installed ## send malformed requests; EXAMPLES=2000 SEED=1
 
 N ?= 20
 mutants: .venv/.installed ## list small faults that no test notices; N=20 SEED=1 FILES=load
-	@$(BIN)/python -W ignore -m tests.mutants --number $(N) --seed $(SEED) $(if $(BASE),--base $(BASE)) $(FILES)
+	@$(BIN)/python -W ignore -m tests.mutants --number $(N) --seed $(SEED) $(if $(BASE),--base $(BASE)) $(if $(MAP),--map $(MAP)) $(FILES)
 
 docs: .venv/.installed ## write the reference pages and the site, build/site
 	@$(BIN)/python -m docs.diagrams

@@ -144,9 +144,13 @@ def test_answer_of_another_length_than_its_chunk_is_a_failure(answer: Response) 
     assert list(raised.value.errors) == [range(0, 2)]
 
 
-def test_each_limit_of_a_chunk_is_at_least_1() -> None:
+def test_each_limit_of_a_chunk_is_at_least_1_and_its_bytes_by_default_three_quarters_of_a_mebibyte() -> None:
     for limits in ({"max_items": 0}, {"max_bytes": 0}):
         with pytest.raises(ValueError, match="must be at least 1"):
             ChunkingClient(client(Script()), **limits)
     with ChunkingClient(client(Server(upper)), 1, max_bytes=1) as chunking:
         assert chunking.infer_batch("m", ["a", "b"]) == ["A", "B"]
+    server = Server(upper)
+    with ChunkingClient(client(server), 64) as chunking:
+        chunking.infer_batch("m", ["a" * 131_072] * 7)
+    assert sorted(request_sizes(server.sent)) == [1, 6]

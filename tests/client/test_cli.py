@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from tests.client.conftest import serving
 from tests.tables import table
 from torchserve_client.cli import main, parser
 from torchserve_client.rollout import Rollout
+from torchserve_client.version import VERSION
 
 NO_SERVER = ["--url", "http://127.0.0.1:9", "--management-url", "http://127.0.0.1:9"]
 LONG = " ".join(["word"] * 40)
@@ -78,6 +80,33 @@ def test_texts_are_those_of_the_command_or_of_its_input(
     with serving(answer) as url:
         assert main(["--url", url, *words]) == 0
     assert capsys.readouterr().out == printed
+
+
+def test_describe_shows_versions_with_workers_and_queue_and_archives_of_another_release(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    workers = [{"status": status} for status in ("READY", "UNLOADING", "READY")]
+    described = {"modelName": "m", "modelUrl": "m.mar", "batchSize": 8, "maxBatchDelay": 20}
+    versions = [
+        {**described, "modelVersion": "1.0", "workers": [], "jobQueueStatus": {"pendingRequests": 0}},
+        {**described, "modelVersion": "2.0", "workers": workers, "jobQueueStatus": {"pendingRequests": 3}},
+    ]
+    answers = {"/models/m": versions[1:], "/models/m/all": versions} | {
+        f"/models/m/{each['modelVersion']}": [each] for each in versions
+    }
+    (tmp_path / "model_store").mkdir()
+    for name, maker in (("m.mar", VERSION), ("m-1.0.mar", "0.1")):
+        with zipfile.ZipFile(tmp_path / "model_store" / name, "w") as archive:
+            archive.writestr("build.json", json.dumps({"made_with": maker}))
+    monkeypatch.setattr("torchserve_client.cli.HOME", tmp_path)
+    listed = {"models": [{"modelName": "m", "modelUrl": "m.mar"}]}
+    with serving(lambda path, _kind, _body: answers.get(path, listed)) as url:
+        assert main(["--management-url", url, "describe"]) == 0
+    head, first, second, upgrade = capsys.readouterr().out.splitlines()
+    assert head.split() == ["model", "version", "batch_size", "max_batch_delay", "workers", "waiting"]
+    assert first.split() == ["m", "1.0", "8", "20", "ms", "none", "0"]
+    assert second.split() == ["m", "2.0", "(default)", "8", "20", "ms", "2", "READY,", "1", "UNLOADING", "3"]
+    assert upgrade == f"m 1.0: built with 0.1, installed is {VERSION}; to upgrade, build it again"
 
 
 def test_unregister_ends_the_journal_of_the_homes_model_store(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,12 +16,15 @@ pytestmark = pytest.mark.builds
 
 PROGRAM = """
 import time
+from contextlib import suppress
 from deploy.progress import show, step
-with step("outer"):
+with step("outer"), suppress(KeyError):
     with step("quick"):
         time.sleep(0.1)
     with step("slow"):
         time.sleep(2.1)
+    with step("failed"):
+        raise KeyError
 show([("URL", "http://x/")])
 """
 COMMAND = [sys.executable, "-c", PROGRAM]
@@ -54,7 +57,8 @@ def test_step_of_two_seconds_is_a_line_and_a_terminal_shows_what_runs_with_colou
             while "http" not in text:
                 text += os.read(controller, 65536).decode()
         os.close(controller)
-        # A live line is overwritten, and removed at the end.
+        # A live line is overwritten, and removed at the end, which shows the cursor, also if a step failed.
+        assert "\x1b[?25h" in text.partition("http")[0]
         assert text.count("slow") > 2 and re.search(r"slow \(\d s\)\r\n", text) and (COLOUR in text) is is_coloured
 
 

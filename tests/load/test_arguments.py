@@ -48,9 +48,9 @@ def test_numbers_of_no_range_are_refused_with_an_example(text: str) -> None:
 
 
 def test_short_flags_and_ranges_are_parsed() -> None:
-    words = "run -m m -u host:80 -x 2 -l 5 -i a.json --concurrency 1:4"
+    words = "run -m m -u host:80 -x 2 -l 5 -i a.json --concurrency 1:4 --repeats 1"
     found = vars(parser().parse_args(words.split()))
-    expected = {"model": ["m"], "url": "http://host:80", "model_version": "2", "latency_threshold": 5}
+    expected = {"model": ["m"], "url": "http://host:80", "model_version": "2", "latency_threshold": 5, "repeats": 1}
     assert found.items() >= {**expected, "input": [Path("a.json")], "concurrency": (1, 2, 3, 4)}.items()
     assert parser().parse_args(["run", "-m", "m", "-i", "a", "--rate", "10:30:10"]).rate == (10, 20, 30)
 

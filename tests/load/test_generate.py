@@ -203,7 +203,7 @@ def test_shortest_useful_call_prints_a_table_and_stores_the_run(
         assert main(["run", *call(url, tmp_path, *more)]) == 0
     output = capsys.readouterr()
     assert [line.split()[1] for line in output.out.splitlines()] == ["load", "1", "4"]
-    assert "m, 4 clients: " in output.err
+    assert re.search(r"m, 4 clients: [\d.]+/s, p50 [\d.]+ ms, p99 [\d.]+ ms", output.err)
     assert " in flight, " in output.err
     assert b"secret" not in out.read_bytes()
     run = Run.read(out)

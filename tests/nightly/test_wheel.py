@@ -75,23 +75,28 @@ def installed(wheel: Installed) -> Iterator[Installed]:
     assert listed() == before
 
 
-def test_two_commands_answer_a_request(installed: Installed, tmp_path: Path) -> None:
-    installed.run("init", "demo", cwd=tmp_path)
+def answers(package: Installed, folder: Path, *archives: Path) -> None:
+    """Serve in a folder until a request is answered."""
     (port,) = free_ports(1)
-    program = [str(installed.bin / "torchserve-batching"), "serve", "--port", str(port)]
-    server = subprocess.Popen(program, cwd=tmp_path / "demo", env=VARIABLES)
+    program = [str(each) for each in (package.bin / "torchserve-batching", "serve", *archives, "--port", port)]
+    server = subprocess.Popen(program, cwd=folder, env=VARIABLES)
+    url = f"http://127.0.0.1:{port}/predictions/colours"
+
+    def is_answered() -> bool:
+        with suppress(requests.ConnectionError):
+            return bool(requests.post(url, "#00007a", timeout=60).json() == {"names": ["navy"]})
+        return False
+
     try:
-        url = f"http://127.0.0.1:{port}/predictions/colours"
-
-        def is_answered() -> bool:
-            with suppress(requests.ConnectionError):
-                return bool(requests.post(url, "#00007a", timeout=60).json() == {"names": ["navy"]})
-            return False
-
         until(is_answered, 120)
     finally:
         server.terminate()
         server.wait()
+
+
+def test_two_commands_answer_a_request(installed: Installed, tmp_path: Path) -> None:
+    installed.run("init", "demo", cwd=tmp_path)
+    answers(installed, tmp_path / "demo")
 
 
 def test_base_serves_an_archive_and_names_the_extra_of_each_other_command(
@@ -110,21 +115,7 @@ def test_base_serves_an_archive_and_names_the_extra_of_each_other_command(
         )
         line = f"torchserve-batching: {command} needs more packages: pip install 'torchserve-batching[{extra}]'\n"
         assert (done.returncode, done.stderr) == (1, line)
-    (port,) = free_ports(1)
-    words = ["serve", str(tmp_path / "demo" / "model_store" / "colours.mar"), "--port", str(port)]
-    server = subprocess.Popen([base.bin / "torchserve-batching", *words], cwd=tmp_path, env=VARIABLES)
-    try:
-        url = f"http://127.0.0.1:{port}/predictions/colours"
-
-        def is_answered() -> bool:
-            with suppress(requests.ConnectionError):
-                return bool(requests.post(url, "#00007a", timeout=60).json() == {"names": ["navy"]})
-            return False
-
-        until(is_answered, 60)
-    finally:
-        server.terminate()
-        server.wait()
+    answers(base, tmp_path, tmp_path / "demo" / "model_store" / "colours.mar")
 
 
 def test_bench_with_environments_of_a_clone_is_refused(installed: Installed, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """The one command, and the project of its `init`, built, tested and served from its own folder as the tutorial says."""
 
+import logging
 import os
 import re
 import subprocess
@@ -95,7 +96,7 @@ def test_project_is_written_whole_or_not_at_all_and_through_no_link(tmp_path: Pa
     assert main([str(tmp_path / "file" / "deep" / "project")]) == 1
 
 
-def test_task_runs_without_an_archive_or_a_server() -> None:
+def test_task_runs_without_an_archive_or_a_server(caplog: pytest.LogCaptureFixture) -> None:
     task = PROJECT / "colour_task.py"
     single, raw, wrong, listed = run_task(
         task, [{"colour": "#00007a"}, b"#00007a", {"colour": 3}, {"instances": [{"colour": "#00007a"}], "top_k": 2}]
@@ -103,8 +104,11 @@ def test_task_runs_without_an_archive_or_a_server() -> None:
     assert single == raw == {"names": ["navy"]}
     assert wrong["code"] == 400
     assert len(listed["predictions"][0]["names"]) == 2
-    with pytest.raises(Exception, match="palete: unknown name"):
-        run_task(task, [], settings={"palete": "a.csv"})
+    # A handler sets both for its worker's life, which a test's is not.
+    with caplog.at_level(logging.INFO):
+        with pytest.raises(Exception, match="palete: unknown name"):
+            run_task(task, [], settings={"palete": "a.csv"})
+        assert (logging.getLogger().level, sys.tracebacklimit) == (logging.INFO, None)
 
 
 def test_workflow_pins_the_version(tmp_path: Path) -> None:

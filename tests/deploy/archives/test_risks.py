@@ -392,9 +392,9 @@ NUMBERS = (Tensor("x", "INT64", (-1,)),)
 SIGNATURE = merge_signature(DeclaredSignature(NUMBERS, (Tensor("y", "INT64", (-1,)),)), TensorsConfig())
 
 
-def compare(own: Any, other: Any) -> None:
+def compare(own: Any, other: Any, *large: str) -> None:
     first, second = (lambda arrays, run=run: {"y": run(arrays["x"])} for run in (own, other))
-    compare_runtimes(first, second, SIGNATURE, TensorsConfig(), owner="ONNX Runtime", large=(), is_random=False)
+    compare_runtimes(first, second, SIGNATURE, TensorsConfig(), owner="ONNX Runtime", large=large, is_random=False)
 
 
 def test_what_the_owner_refuses_must_not_be_answered_and_what_it_mixes_is_not_the_engines_error() -> None:
@@ -407,6 +407,13 @@ def test_what_the_owner_refuses_must_not_be_answered_and_what_it_mixes_is_not_th
         compare(lambda x: x, refuse_zero)
     with pytest.raises(Mixed):
         compare(lambda x: x - x.max() * (len(x) > 1), lambda x: x - x.max() * (len(x) > 1))
+    # Whole numbers, of which the owner's own answers must be finite, are compared, and so is what is not finite.
+    with pytest.raises(
+        InvalidConfig, match=r"OpenVINO computes other values than ONNX Runtime.* on whole numbers from"
+    ):
+        compare(lambda x: np.where(x > 2**30, 0, x), lambda x: x, "x")
+    with pytest.raises(InvalidConfig, match=r"OpenVINO computes other values .* on a row of zeros"):
+        compare(lambda x: x, lambda x: np.where(x == 0, np.inf, x))
 
 
 class Quotient(torch.nn.Module):

@@ -14,7 +14,9 @@ import pytest
 import torch
 from onnx import TensorProto, helper
 
+from deploy.archives.tensors.onnx import read_onnx
 from handlers.errors import InvalidConfig
+from handlers.tensor_models.config import TensorsConfig
 from tests import tensor_files as kit
 from tests.deploy.archives.conftest import ArchiveSh
 from tests.tables import table
@@ -128,6 +130,11 @@ def test_every_datatype_comes_back_as_it_went_in(kind: str, tmp_path: Path) -> N
     x = np.array([[0, 1, 1], [1, 0, 1]]).astype(helper.tensor_dtype_to_np_dtype(element))
     y = kit.engine_of(folder)[0].run({"x": x})["y"]
     assert (y.dtype, y.tolist()) == (x.dtype, x.tolist())
+
+
+def test_sizes_that_a_file_states_are_fixed_and_others_free(tmp_path: Path) -> None:
+    (x,) = read_onnx(kit.one_node(tmp_path / "m.onnx", "Identity", shape=["rows", 1, 0, 2]), TensorsConfig())[1].inputs
+    assert x.shape == (-1, 1, -1, 2)
 
 
 @pytest.mark.builds

@@ -20,7 +20,7 @@ import pytest
 
 from deploy.gateway import __main__ as gateway
 from deploy.gateway import drain, supervisor
-from deploy.gateway.drain import MARK, drain_local, take_out, undrain_local, wait_idle
+from deploy.gateway.drain import MARK, drain_local, take_out, undrain_local, wait_idle, wait_routed
 from deploy.gateway.envoy import process
 from deploy.gateway.settings import GatewaySettings
 from deploy.models import ROOT
@@ -213,7 +213,13 @@ def test_node_undoes_only_its_own_drain(is_drained: bool, tmp_path: Path, monkey
     assert (shown["is_draining"], (local.folder / MARK).exists()) == (is_drained, False)
     # A node whose count is not known is not idle.
     shown["in_flight"] = None
-    assert not take_out(drain.connect(None), "n", 0.2)  # type: ignore[arg-type]
+    gateway = drain.connect(GatewaySettings())
+    assert not take_out(gateway, "n", 0.2)
+    monkeypatch.setattr(drain, "ROUTED_S", 0.1)
+    wait_routed(gateway, "n")
+    shown["is_routed"] = False
+    with pytest.raises(ServerError, match="n receives no requests after"):
+        wait_routed(gateway, "n")
 
 
 @table(("0.0.0.0", "127.0.0.1"), ("::", "[::1]"), ("10.0.0.1", "10.0.0.1"))  # noqa: S104

@@ -1,11 +1,16 @@
 """Metrics of nodes, sums of their counters that never fall, and the data of the page."""
 
+import asyncio
+import socket
 from collections.abc import Mapping
 from unittest.mock import ANY
 
+import aiohttp
+import pytest
 import requests
 from prometheus_client.parser import text_string_to_metric_families
 
+from deploy.gateway import metrics
 from deploy.gateway.control.page import PAGE, summarize
 from deploy.gateway.metrics import Counter, merge, read_counters
 from deploy.gateway.settings import Canary
@@ -15,6 +20,7 @@ from deploy.run.node import Node
 from tests.deploy.gateway.conftest import Scene
 from tests.deploy.gateway.envoy.harness import TIMEOUT_S
 from tests.tables import table
+from tests.waiting import PATIENCE_S
 
 # As TorchServe writes it: a comma after the last label, families in any order.
 TORCHSERVE = """\
@@ -135,6 +141,18 @@ def test_counters_of_the_page_grow_on_nodes_that_were_scraped_before_and_end_wit
     assert "handler_executions_total" not in counters
     traffic.add({}, Fleet(NODES), 3.0)
     assert (summarize(Fleet(NODES), traffic)["models"], traffic.grown("m")) == ([], {})
+
+
+def test_node_that_does_not_answer_in_time_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics, "RESPONSE_S", 0.05)
+
+    async def scraped(url: str) -> dict[str, str]:
+        async with aiohttp.ClientSession() as session:
+            node = Node(name="a", inference=URL, management=URL, metrics=url)
+            return await asyncio.wait_for(metrics.scrape(session, [node]), PATIENCE_S)
+
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        assert asyncio.run(scraped(f"http://127.0.0.1:{silent.getsockname()[1]}")) == {}
 
 
 def test_document_has_the_state_of_every_replica() -> None:

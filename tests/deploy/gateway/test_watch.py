@@ -37,10 +37,12 @@ def watch(scene: Scene, nodes: Sequence[Node]) -> None:
 
 def test_models_of_all_nodes_are_one_fleet_and_a_slow_one_delays_no_other(scene: Scene) -> None:
     scene.first.models["classifier"] = [described("classifier", "2.0"), described("classifier", workers=2, ready=1)]
+    scene.first.models["gone"] = []  # it is unregistered between the list and its description
     scene.look()
     model = scene.gateway.fleet.models["classifier"]
     expected = {"node-1": Placement(2, 1, 8, 20, is_default=False), "node-2": Placement(1, 1, 8, 20, is_default=True)}
     assert (list(model.versions), scene.version.placements) == (["1.0", "2.0"], expected)
+    assert list(scene.gateway.fleet.models) == ["classifier"]
     # On an adaptive model this question would never be over.
     assert not [path for path in scene.first.asked if "customized" in path]
     scene.first.delay_s = 3600

@@ -1,8 +1,10 @@
 """The result of an old archive: an entry, settings and files; or one line with the reason. Its code is never run."""
 
 import json
+import re
 import shutil
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -100,7 +102,7 @@ def test_classifier_is_moved(tmp_path: Path, form: str, capsys: pytest.CaptureFi
     assert (folder / "index_to_name.json").read_text() == LABELS
     printed = capsys.readouterr()
     assert "its code is read as text and not run" in printed.out and "names and shapes of the weights" in printed.out
-    assert "batchSize 8 is left out" in printed.err
+    assert re.search("maxWorkers +2 +model-config.yaml", printed.out) and "batchSize 8 is left out" in printed.err
 
 
 def network_archive(tmp_path: Path, handler: str, package: Any, arch: str, base: str) -> Path:
@@ -159,6 +161,12 @@ def classifier(folder: Path, state: Any, **files: str) -> Path:
     return archive(folder / "old.mar", "image_classifier", content, serializedFile="w.pth", **names)
 
 
+def example(folder: Path, save_mode: str, others: dict[str, str]) -> Path:
+    setup = {"mode": "sequence_classification", "save_mode": save_mode}
+    own = {"setup_config.json": json.dumps(setup), "h.py": "from transformers import AutoTokenizer"}
+    return archive(folder / "old.mar", "h.py", own | others)
+
+
 @table(
     (
         lambda to: network_archive(to, "object_detector", DETECTION, "fasterrcnn_mobilenet_v3_large_fpn", "FasterRCNN"),
@@ -170,6 +178,10 @@ def classifier(folder: Path, state: Any, **files: str) -> Path:
     (lambda to: classifier(to, RESNET18 | NO_HEAD), UNKNOWN),
     (lambda to: archive(to / "old.mar", "text_classifier", {}), "a pickle of torchtext, which has ended"),
     (lambda to: archive(to / "old.mar", "dali_image_classifier", {}), "not a handler .* add --stock"),
+    *(
+        (partial(example, save_mode=mode, others=others), f"save_mode {mode}: TorchScript has no config.json.*--stock")
+        for mode, others in (("torchscript", {"config.json": "{}"}), ("pretrained", {}))
+    ),
 )
 def test_archive_that_cannot_be_moved_is_one_line(make: Any, reason: str, tmp_path: Path, few_networks: None) -> None:
     with pytest.raises(InvalidConfig, match=reason) as error:

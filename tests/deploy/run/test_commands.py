@@ -73,7 +73,9 @@ def test_start_ends_what_still_ends_and_names_a_server_that_does_not_answer(node
     assert (server.stop.call_count, server.start.call_count) == (2, 1)
 
 
-def test_version_is_registered_and_scaled_as_it_was(node: LocalNode, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_version_is_registered_and_scaled_and_the_default_as_it_was(
+    node: LocalNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
     management: Any = node.server.management
     management.versions.return_value = ["1.0"]
     management.describe.return_value = {"minWorkers": 1, "maxWorkers": 1, "modelVersion": "1.0"}
@@ -87,8 +89,12 @@ def test_version_is_registered_and_scaled_as_it_was(node: LocalNode, monkeypatch
     )  # fmt: skip
     management.scale.assert_called_once_with("a", 1, "2.0", most=4)
     assert (loaded.call_args.args[1], loaded.call_args.args[3]) == ("a", "2.0")
-    # One that is registered already, with its workers, is left as it is.
+    # One that is registered already, with its workers, is left as it is; the first that was registered is the default.
     management.versions.return_value, management.describe.return_value["maxWorkers"] = ["2.0"], 4
+    for is_default, now in ((True, "2.0"), (True, "1.0"), (False, "1.0")):
+        management.describe.return_value["modelVersion"] = now
+        assert [lost for _, lost in restore(node, [replace(PENDING, is_default=is_default)])] == [""]
+    assert management.set_default.mock_calls == [call("a", "2.0")]
     loaded.side_effect = LoadFailed("no memory")
     assert [*restore(node, [PENDING])] == [("node-1: a 2.0 is not restored: no memory", "")]
     assert (management.register.call_count, management.scale.call_count) == (1, 1)

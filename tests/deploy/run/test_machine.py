@@ -14,7 +14,6 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import Mock
 
 import psutil
 import pytest
@@ -277,22 +276,6 @@ def test_archive_that_was_built_again_is_not_restored_whatever_the_clocks_say(
         assert all(restored(each).startswith(words) for each in wrong)
         assert all(restored(each).startswith("node-1: a 1.0: restored, ") for each in right)
         node.record.finish()
-
-
-@table(("2.0", []), ("1.0", [("a", "2.0")]))
-def test_version_that_was_the_default_is_it_again(now: str, expected: list[Any], tmp_path: Path) -> None:
-    """The first version that is registered becomes the default."""
-    with zipfile.ZipFile(tmp_path / "a.mar", "w") as archive:
-        archive.writestr("MAR-INF/MANIFEST.json", '{"model": {"modelName": "a", "modelVersion": "2.0"}}')
-    management = Mock()
-    management.versions.return_value = ["1.0", "2.0"]
-    management.describe.return_value = {"minWorkers": 0, "maxWorkers": 0, "modelVersion": now}
-    of = {"settings": SimpleNamespace(model_store=""), "management": management}
-    local = LocalNode("node-1", tmp_path, Mock(directory=tmp_path, logs=tmp_path, **of))
-    served = made("a", version="2.0", min_workers=0, max_workers=0)
-    for is_default in (True, False):
-        assert [lost for _, lost in restore(local, [replace(served, is_default=is_default)])] == [""]
-    assert [call.args for call in management.set_default.mock_calls] == expected
 
 
 def test_process_has_ended_with_its_last_thread_and_not_with_its_first() -> None:

@@ -237,15 +237,16 @@ def test_endless_first_priority_never_starves_a_lower_one(priority: int, max_lat
 
 
 @table(
-    *(({}, inf, inf), ({"latency_target_ms": 500}, 0.5, 2.0)),
-    ({"latency_target_ms": 500, "queue_timeout_ms": 300}, 0.5, 0.3),
-    ({"queue_timeout_ms": 300}, inf, 0.3),
+    *(({}, 2, inf, inf), ({"latency_target_ms": 500, "default_priority": 3}, 3, 0.5, 2.0)),
+    ({"latency_target_ms": 500, "queue_timeout_ms": 300}, 2, 0.5, 0.3),
+    # Of an even number the middle is the more urgent one.
+    ({"queue_timeout_ms": 300, "priority_levels": 4}, 2, inf, 0.3),
 )
-def test_policy_is_that_of_the_settings(scheduling: Any, latency_s: float, queue_timeout_s: float) -> None:
-    section = SchedulingConfig(priority_levels=3, **scheduling)
+def test_policy_is_that_of_the_settings(scheduling: Any, level: int, latency_s: float, queue_timeout_s: float) -> None:
+    section = SchedulingConfig(**{"priority_levels": 3, **scheduling})
     policy = Policy.of(HandlerConfig(max_batch_items=4, max_batch_tokens=50, scheduling=section), OVERHEAD)
     assert (policy.max_latency_s, policy.queue_timeout_s) == (latency_s, queue_timeout_s)
-    assert (policy.default_priority, policy.max_items, policy.max_tokens) == (2, 4, 50)
+    assert (policy.default_priority, policy.max_items, policy.max_tokens) == (level, 4, 50)
 
 
 @table((4, true_s(40)), (32, NARROW * (FIXED_S + 160 * TOKEN_S)))

@@ -209,11 +209,13 @@ def test_language_that_the_model_lacks_is_the_text_s_own_error(detecting: Transl
 def test_language_is_said_in_the_code_of_the_model_and_refused_where_nothing_says_it(start: Translators) -> None:
     handler = start("nllb", **{**DETECTING, "tgt_lang": "deu_Latn"}, src_lang="auto", min_score=0.5)
     assert ask(handler, {"text": FRENCH})[0]["src_lang"] == "fra_Latn"
+    assert handler.sample().options["src_lang"] == min(handler.languages.sources)
     (uncertain,) = ask(handler, {"text": "hm"}, status=400)
     assert uncertain["type"] == "UnknownLanguage"
     assert uncertain["message"].endswith("min_score is 0.5. Set src_lang.")
     # Without a detector nothing is identified.
     handler = start(tgt_lang="de", src_lang="en")
+    assert handler.sample().options == {"src_lang": "en", "split": "none", "tgt_lang": "de"}
     (auto,) = ask(handler, {"text": FRENCH, "src_lang": "auto"}, status=400)
     assert auto["message"].startswith("src_lang: auto needs a detector")
     assert ask(handler, {"text": FRENCH})[0].keys() == {"translation_text"}
