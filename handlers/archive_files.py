@@ -97,7 +97,7 @@ def _sha256(path: Path) -> str | None:
 
 
 def check(folder: Path, *, is_torch_unread: bool = False) -> str | None:
-    """Compare a folder with its build.json: return its fingerprint, None after edits; refuse added code or weights."""
+    """Compare a folder with its build.json: return its fingerprint, None after edits; reject added code or weights."""
     try:
         build = Build.from_json((folder / BUILD).read_bytes())
     except FileNotFoundError:
@@ -106,7 +106,7 @@ def check(folder: Path, *, is_torch_unread: bool = False) -> str | None:
     except InvalidConfig:
         raise
     except (OSError, ValueError) as error:
-        raise InvalidConfig(_refusal({"changed": [BUILD]})) from error
+        raise InvalidConfig(_rejection({"changed": [BUILD]})) from error
     if missing := find_missing(build.requirements):
         raise InvalidConfig(
             f"the archive's requirements are not installed in the worker's environment: {', '.join(missing)}"
@@ -120,9 +120,9 @@ def check(folder: Path, *, is_torch_unread: bool = False) -> str | None:
         "not built": sorted(name for name in _names(folder) - build.files.keys() if _is_read(name)),
     }
     edits = {kind: [name for name in names if build.is_folder and _is_source(name)] for kind, names in problems.items()}
-    refused = {kind: [name for name in names if name not in edits[kind]] for kind, names in problems.items()}
-    if any(refused.values()):
-        raise InvalidConfig(_refusal(refused))
+    rejected = {kind: [name for name in names if name not in edits[kind]] for kind, names in problems.items()}
+    if any(rejected.values()):
+        raise InvalidConfig(_rejection(rejected))
     if any(edits.values()):
         logger.warning("This folder was edited since it was built: %s", _listed(edits))
         return None
@@ -191,7 +191,7 @@ def _is_code(name: str) -> bool:
     return name.endswith(tuple(all_suffixes()))
 
 
-def _refusal(problems: Mapping[str, Iterable[str]]) -> str:
+def _rejection(problems: Mapping[str, Iterable[str]]) -> str:
     return f"the archive's files differ from its build: {_listed(problems)}; copy it again, or build it with --force"
 
 

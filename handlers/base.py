@@ -31,7 +31,7 @@ from handlers.errors import LOAD_FAILED, InvalidConfig, reason, where
 from handlers.metrics import REQUEST
 from handlers.pipeline.flow import Pipeline
 from handlers.pipeline.task import Config, Hooks, Item, Shaped, inputs_of, samples_of
-from handlers.protocol.responses import Reply
+from handlers.protocol.responses import Response
 from handlers.torchserve import BaseHandler, make_reporter
 from handlers.warm_up import decode_items, free_memory, measure_change, prepare
 
@@ -220,15 +220,15 @@ class BatchHandler(BaseHandler, Hooks[Config, Item]):  # type: ignore[misc]
 
     def _answer_batch(
         self, metrics: Any, keeper: ConnectionKeeper, batch: Mapping[str, NewRequest]
-    ) -> Mapping[str, Reply]:
+    ) -> Mapping[str, Response]:
         """Answer a batch of classic mode, and report the metric that TorchServe's own loop reports."""
         started_s = time.perf_counter()
         with keeper:
             rows = [(each.row, each.headers) for each in batch.values()]
-            replies = self.pipeline.answer(rows, BATCH_SHARE * self._timeout_s)
+            responses = self.pipeline.answer(rows, BATCH_SHARE * self._timeout_s)
         metrics.request_ids = dict(enumerate(batch))
         metrics.add_time("PredictionTime", round(1000 * (time.perf_counter() - started_s), 2))
-        return dict(zip(batch, replies, strict=True))
+        return dict(zip(batch, responses, strict=True))
 
 
 def _device(gpu_id: int | None) -> Device:

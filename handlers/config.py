@@ -125,7 +125,7 @@ class TensorNames:
 
 
 def from_mapping(cls: Callable[..., Any]) -> BeforeValidator:
-    """Return a validator that turns YAML's mapping into settings, which strict parsing would refuse."""
+    """Return a validator that turns YAML's mapping into settings, which strict parsing would reject."""
 
     def read(value: object) -> Any:
         if isinstance(cls, type) and isinstance(value, cls):

@@ -74,7 +74,7 @@ SUCCESS = "success"
 FAIL = "fail"
 REQUESTS = Counter("handler_requests_total", ("outcome",))
 OUTCOME_SECONDS = Counter("handler_outcome_seconds_total", ("outcome",))
-# The durations of requests with a result. Refusals are answered at once and would lower the quantiles.
+# The durations of requests with a result. Rejections are answered at once and would lower the quantiles.
 REQUEST = Histogram("handler_request_seconds", SECONDS)
 # Seconds that items waited in the worker, for decoding and for the engine; ENGINE_WAIT.count is their number.
 WORKER_WAIT_SECONDS = Counter("handler_worker_wait_seconds_total")
@@ -96,8 +96,8 @@ PREDICTION_RATIO = Histogram(
 # This counter's rate is the share of time that the engine is busy.
 ENGINE_BUSY = Counter("handler_engine_busy_seconds_total")
 DEADLINE_MISSES = Counter("handler_deadline_misses_total")
-REFUSALS = Counter("handler_rejections_total", ("reason",))
-FORMER = {REFUSALS: Counter("handler_refusals_total", ("reason",))}  # names of 0.3, which 0.4 emits, too
+REJECTIONS = Counter("handler_rejections_total", ("reason",))
+FORMER = {REJECTIONS: Counter("handler_refusals_total", ("reason",))}  # names of 0.3, which 0.4 emits, too
 EXCHANGES = Counter("handler_exchanges_total")
 ABANDONED = Counter("handler_abandoned_total")  # requests that were dropped because their clients had disconnected
 

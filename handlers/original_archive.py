@@ -46,7 +46,7 @@ class OriginalRow(NamedTuple):
     headers: Mapping[str, Any]  # in their own case, with a mapping for each field's content type
 
 
-class OriginalReply(NamedTuple):
+class OriginalResponse(NamedTuple):
     """The answer of an old handler to one row, as TorchServe would send it."""
 
     body: bytes
@@ -94,7 +94,7 @@ class OriginalArchive:
                 "environment with deploy/environment.sh, as docs/how-to/move.md shows"
             ) from error
 
-    def handle(self, rows: Sequence[OriginalRow]) -> list[OriginalReply | ItemError]:
+    def handle(self, rows: Sequence[OriginalRow]) -> list[OriginalResponse | ItemError]:
         """Call the old handler in a context of these rows; the error of a single row if it raises TorchServe's own."""
         from ts.context import RequestProcessor  # noqa: PLC0415
         from ts.utils.util import PredictionException  # noqa: PLC0415
@@ -134,7 +134,7 @@ def _decode(value: object, header: object) -> Any:
     return value
 
 
-def _reply(answer: Any, context: Any, index: int) -> OriginalReply:
+def _reply(answer: Any, context: Any, index: int) -> OriginalResponse:
     """Write an answer as ts.protocol.otf_message_handler does, and name its type, which TorchServe leaves open."""
     if isinstance(answer, bytes | bytearray):
         body, content_type = bytes(answer), "application/octet-stream"
@@ -149,7 +149,7 @@ def _reply(answer: Any, context: Any, index: int) -> OriginalReply:
     status, _ = context.get_response_status(index)
     headers = {name: str(value) for name, value in context.get_response_headers(index).items()}
     content_type = headers.pop("content-type", "") or content_type
-    return OriginalReply(body, content_type, status or 200, headers)
+    return OriginalResponse(body, content_type, status or 200, headers)
 
 
 class _Explainer:

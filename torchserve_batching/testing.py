@@ -50,8 +50,8 @@ def run_task(
             # As TorchServe needs them, and a test does not.
             logging.getLogger().setLevel(level)
             sys.tracebacklimit = limit
-        replies = handler.pipeline.answer([_make_row(each) for each in requests])
-    return [json.loads(reply.body) for reply in replies]
+        responses = handler.pipeline.answer([_make_row(each) for each in requests])
+    return [json.loads(response.body) for response in responses]
 
 
 def _find_entry(path: Path, name: str | None) -> ModelEntry:

@@ -24,7 +24,7 @@ from deploy.archives.exports import Exports
 from deploy.archives.fingerprint import archive_fingerprint, handler_files, read_build
 from deploy.archives.labels import LABELS, check_labels
 from deploy.archives.mode import complete_config
-from deploy.archives.names import lead, refuse_other_models
+from deploy.archives.names import lead, reject_other_models
 from deploy.archives.options import hide_places
 from deploy.archives.options import keep as keep_options
 from deploy.archives.requirements import check_installed, list_requirements
@@ -146,7 +146,7 @@ class Recipe:
         entry, origin = self.entry, source(self.entry, self.weights)
         task, config, version = task_of(entry), complete_config(entry), self._version(origin)
         self.export_path.mkdir(parents=True, exist_ok=True)
-        refuse_other_models(entry.name, self.path, self.locate(version))
+        reject_other_models(entry.name, self.path, self.locate(version))
         requirements, old = list_requirements(entry), read_build(self.locate(version))
         has_version = self.locate(version).exists()
         # Beside the new archive, so that the last step is a rename; hidden, so that no server loads it.

@@ -61,7 +61,7 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     group = parser.add_argument_group("precision", "Each build prints how near the answers are to the model's own.")
     if PRECISION:
         PRECISION.add_options(group)
-    words = "refuse a converted translation model whose chrF against fp32, 0..100, is less (default: any)"
+    words = "reject a converted translation model whose chrF against fp32, 0..100, is less (default: any)"
     group.add_argument("--min-chrf", type=float, metavar="N", help=words)
 
     parser.set_defaults(source=None, stock=False)

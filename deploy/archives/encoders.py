@@ -33,7 +33,7 @@ def stage(model: ModelEntry, origin: Source, engine: Engine, folder: Path) -> No
     """Write the checkpoint, without its weights for `openvino`, and the graph except for `torch`."""
     config: TextConfig = parse(task_of(model).settings_class(), model.config().get("handler"))
     if origin.kind == "folder" and read_head(model.handler).is_pooled:
-        read_modules(Path(origin.location))  # a model of words has no config.json; the refusal names its modules
+        read_modules(Path(origin.location))  # a model of words has no config.json; the rejection names its modules
     with open_checkpoint(model, origin, with_code=config.trust_remote_code) as source:
         check_tokenizer(model, source, trust_remote_code=config.trust_remote_code)
         if engine != "torch":

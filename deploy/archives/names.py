@@ -23,7 +23,7 @@ def lead(path: Path, archive: Path) -> None:
     new.replace(path)
 
 
-def refuse_other_models(name: str, *paths: Path) -> None:
+def reject_other_models(name: str, *paths: Path) -> None:
     """Raise InvalidConfig if one of these files is the archive of another model: `a` 1-2 and `a-1` 2 have one name."""
     for path in paths:
         with suppress(InvalidPayload):

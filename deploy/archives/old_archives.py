@@ -176,7 +176,7 @@ def _copy_bytes(source: IO[bytes], target: IO[bytes], member: Member) -> None:
 
 
 def _copy(source: Path, folder: Path) -> None:
-    """Copy a folder that contains an archive; links are refused, since they may lead out of it."""
+    """Copy a folder that contains an archive; links are rejected, since they may lead out of it."""
     for parent, _, names in os.walk(source):
         for name in names:
             path = Path(parent) / name

@@ -34,7 +34,7 @@ MOST_SHARED, SMALL_BYTES = 4, 2**20
 # A state dict has no object of these modules; objects of all others are skipped.
 SYSTEM = ("os", "posix", "nt", "sys", "subprocess")
 MOST_CHARACTERS = 500
-REFUSED = pickle.FRAME + pickle.BYTEARRAY8 + pickle.NEWOBJ_EX  # opcodes that hide reads, or allocate before they read
+REJECTED = pickle.FRAME + pickle.BYTEARRAY8 + pickle.NEWOBJ_EX  # opcodes that hide reads, or allocate before they read
 
 
 class InvalidPickle(Exception):
@@ -240,7 +240,7 @@ class _Reader(pickle._Unpickler):
 
     # pickle's own steps, but for those that hash or set attributes. A set is a list, and NEWOBJ calls, as REDUCE does.
     _steps: ClassVar[Any] = pickle._Unpickler.dispatch
-    dispatch: ClassVar[Any] = {code: step for code, step in _steps.items() if code not in REFUSED} | {
+    dispatch: ClassVar[Any] = {code: step for code, step in _steps.items() if code not in REJECTED} | {
         **{pickle.SETITEMS[0]: _put, pickle.SETITEM[0]: _put_one, pickle.DICT[0]: _make, pickle.BUILD[0]: _build},
         **{pickle.EMPTY_SET[0]: _steps[pickle.EMPTY_LIST[0]], pickle.ADDITEMS[0]: _steps[pickle.APPENDS[0]]},
         **{pickle.FROZENSET[0]: _steps[pickle.LIST[0]], pickle.NEWOBJ[0]: _steps[pickle.REDUCE[0]]},

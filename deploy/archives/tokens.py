@@ -5,7 +5,7 @@ folder         -> AutoTokenizer, as the build and its worker       -> ids of the
 
 transformers 5 builds the tokenizer of the class in tokenizer_config.json, or of config.json's model_type, and takes
 little but the vocabulary from tokenizer.json. A class that is wrong or missing was harmless in transformers 4, which
-read the whole file, so many published models have one. The build refuses them instead of reading tokenizer.json
+read the whole file, so many published models have one. The build rejects them instead of reading tokenizer.json
 itself, because sentence-transformers and users' own programs, with which answers are compared, would go on with others.
 """
 

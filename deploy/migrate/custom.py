@@ -36,7 +36,7 @@ $module
 
 class $name($bases):
     config_class = HandlerConfig
-    # BATCHING: the fields of a JSON request that contain its input; other fields are refused.
+    # BATCHING: the fields of a JSON request that contain its input; other fields are rejected.
     inputs = frozenset($fields)
     staged_files = $staged
 

@@ -1,7 +1,7 @@
-"""Adaptive batching: the worker decides which waiting requests run next, when, and which requests it refuses.
+"""Adaptive batching: the worker decides which waiting requests run next, when, and which requests it rejects.
 
 core           submit, cancel, step, close: requests and threads, behind one lock
-  pending        a submitted request, its items and the future of its reply
+  pending        a submitted request, its items and the future of its response
   arrivals       admission and decoding of submitted requests
   guard          ends the process after a bug on a thread
 trial          chooses precision and streams while the worker loads

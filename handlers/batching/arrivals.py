@@ -1,4 +1,4 @@
-"""A submitted request: admitted or refused, then decoded.
+"""A submitted request: admitted or rejected, then decoded.
 
 Pending -> admit        -> in the queue, or complete with its own error
 admitted -> Decoder     -> small texts at once, on the calling thread; other items on the decode threads
@@ -18,7 +18,7 @@ from handlers.batching.pending import Entry, Pending
 from handlers.batching.scheduler import Scheduler
 from handlers.config import HandlerConfig
 from handlers.errors import InvalidInput, ItemError
-from handlers.metrics import REFUSALS, Recorder
+from handlers.metrics import REJECTIONS, Recorder
 from handlers.pipeline.failures import find_excess
 from handlers.pipeline.flow import Pipeline
 from handlers.protocol.requests import Payload
@@ -43,7 +43,7 @@ class Arrivals:
         self._per_byte = 0.0  # tokens per byte of payload; 0 while every item counts as one token, as images do
 
     def admit(self, request: Pending) -> None:
-        """Admit or refuse a request; afterwards a request without items to decode is complete."""
+        """Admit or reject a request; afterwards a request without items to decode is complete."""
         tokens = 0.0
         for slot in request.slots:
             if slot.payload is not None:
@@ -59,10 +59,10 @@ class Arrivals:
                 request.fail(ItemError.of(error))
                 return
             request.priority, request.timeout_s = terms.priority, terms.timeout_s
-        if refusal := scheduler.admit(request, tokens):
-            request.fail(ItemError(self._config.scheduling.overload_status, refusal.reason, refusal.message))
-            request.retry_after_s = refusal.retry_after_s
-            self._recorder.add(REFUSALS, 1, refusal.reason)
+        if rejection := scheduler.admit(request, tokens):
+            request.fail(ItemError(self._config.scheduling.overload_status, rejection.reason, rejection.message))
+            request.retry_after_s = rejection.retry_after_s
+            self._recorder.add(REJECTIONS, 1, rejection.reason)
 
     def end_decoding(self, slots: Sequence[Entry]) -> None:
         """Pass decoded items to the scheduler, and learn the length of such payloads."""

@@ -1,13 +1,13 @@
 """The worker that forms its own batches, for any server.
 
-    calling thread    submit -> admit or refuse -> small items decoded -+               write: split -> pack -> Reply
+    calling thread    submit -> admit or reject -> small items decoded -+               write: split -> pack -> Response
     decode threads                                 other items decoded -+-> queue
     engine threads                                                          -> micro-batch -> micro-batch -> ...
     watching thread   expires requests that waited too long; a micro-batch that does not return ends the worker
 
 Any thread may call its methods; small items wait for the `step` after their `submit`. The thread that completes a
-request sets its future, then calls `on_change`, also after a micro-batch. The future's result writes the reply on the
-thread that calls it: `future.result()()`, or with asyncio `(await asyncio.wrap_future(future))()`.
+request sets its future, then calls `on_change`, also after a micro-batch. The future's result writes the response on
+the thread that calls it: `future.result()()`, or with asyncio `(await asyncio.wrap_future(future))()`.
 
 No thread holds the lock while decoding, running the model, splitting or packing, or calling its host. A bug on one of
 the threads ends the process (guard).
@@ -28,11 +28,11 @@ from handlers.batching.scheduler import Scheduler
 from handlers.batching.trial import Choice, copy_with_engine
 from handlers.engines import Divisible, available_threads
 from handlers.errors import EXPIRED
-from handlers.metrics import ABANDONED, BEGUN, DEADLINE_MISSES, RAN, RAN_AS_PREDICTED, REFUSALS, Recorder
+from handlers.metrics import ABANDONED, BEGUN, DEADLINE_MISSES, RAN, RAN_AS_PREDICTED, REJECTIONS, Recorder
 from handlers.pipeline.flow import FinishedMicroBatch, Pipeline
 from handlers.pipeline.task import Task, inputs_of
 from handlers.protocol.requests import Request
-from handlers.protocol.responses import Reply
+from handlers.protocol.responses import Response
 
 CHECK_S = 1.0  # longest seconds between two checks for a stuck engine; a request that expires sooner notifies
 
@@ -58,7 +58,7 @@ class Core:
         self.on_change: Callable[[], None] = lambda: None
         self._scheduler = Scheduler(Policy.of(config, task.overhead), _make_streams(choice))
         self._pipeline = Pipeline(task, recorder)
-        self._pending: dict[Pending, Submitted] = {}  # submitted requests until their replies are written
+        self._pending: dict[Pending, Submitted] = {}  # submitted requests until their responses are written
         # Items that ran, until their micro-batch is split.
         self._unsplit: dict[Entry, FinishedMicroBatch[Entry]] = {}
         self._recorder, self._longest_run_s = recorder, longest_run_s
@@ -101,7 +101,7 @@ class Core:
         return submitted
 
     def cancel(self, submitted: Submitted) -> None:
-        """Cancel a request whose client has disconnected; its waiting items never run. No effect on a written reply."""
+        """Cancel a request whose client has disconnected; its waiting items never run. A written one stays."""
         request = submitted._pending  # noqa: SLF001
         with self._lock:
             if self._pending.pop(request, None) is None:
@@ -255,13 +255,13 @@ class Core:
         for request in self._scheduler.queue.expire(now_s):
             request.fail(EXPIRED)
             request.is_complete = True
-            self._recorder.add(REFUSALS, 1, EXPIRED.type)
+            self._recorder.add(REJECTIONS, 1, EXPIRED.type)
             self._expired.append(self._pending[request])
         if self._expired:
             self._check_may_be_due.notify()
 
-    def _write(self, request: Pending) -> Reply:
-        """Write the reply of a complete request, once."""
+    def _write(self, request: Pending) -> Response:
+        """Write the response of a complete request, once."""
         with self._lock:
             if self._pending.pop(request, None) is None:
                 raise CancelledError
@@ -272,17 +272,17 @@ class Core:
         for slot in request.slots:
             if slot.outputs is not None:
                 self._pipeline.split_early(slot)
-        reply = self._pipeline.pack(request, others)
+        response = self._pipeline.pack(request, others)
         if request.number >= 0:
             with self._lock:
                 is_in_time = self._scheduler.observe_response(request, time.perf_counter())
             if not is_in_time:
                 self._recorder.add(DEADLINE_MISSES, 1)
         request.slots = []  # slots refer to their request: this frees both at once
-        return reply
+        return response
 
     def _split(self, part: FinishedMicroBatch[Entry]) -> None:
-        """Split a micro-batch once; a thread that writes another reply of it waits."""
+        """Split a micro-batch once; a thread that writes another response of it waits."""
         with part.lock:
             if not part.is_split:
                 self._pipeline.split(part)

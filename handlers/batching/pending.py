@@ -1,4 +1,4 @@
-"""A submitted request, its items and the future of its reply, as the scheduler and the core's hosts see them."""
+"""A submitted request, its items and the future of its response, as the scheduler and the core's hosts see them."""
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
@@ -10,9 +10,9 @@ from typing import Any
 from handlers.errors import ItemError
 from handlers.pipeline.jobs import Job, Slot, make_slots
 from handlers.protocol.requests import Request
-from handlers.protocol.responses import Reply
+from handlers.protocol.responses import Response
 
-Write = Callable[[], Reply]
+Write = Callable[[], Response]
 
 
 @dataclass(slots=True, eq=False)
@@ -25,7 +25,7 @@ class Entry(Slot):
 
 @dataclass(slots=True, eq=False)
 class Pending(Job[Entry]):
-    """A request until its reply is written. Times are in seconds, of `time.perf_counter` or the simulation's.
+    """A request until its response is written. Times are in seconds, of `time.perf_counter` or the simulation's.
 
     An item that can be served is decoding, queued or running, then none of these.
     """
@@ -34,7 +34,7 @@ class Pending(Job[Entry]):
     priority: int | None = None  # as its client asks, 1 being first; None for the policy's default
     timeout_s: float = inf  # the longest that its client waits; it can only shorten the policy's limits
     level: int = 1  # the priority that it was admitted with
-    number: int = -1  # the number of requests admitted before it; -1 if it was refused
+    number: int = -1  # the number of requests admitted before it; -1 if it was rejected
     deadline_s: float = inf  # when its answer is due
     due_s: float = inf  # its order within its level: the deadline, or without a target what patience allows
     expires_s: float = inf  # when it stops waiting for its micro-batch
@@ -61,7 +61,7 @@ class Pending(Job[Entry]):
 
 
 class Submitted(Future[Write]):
-    """The future of a request's reply: its result writes the reply, on the thread that calls it."""
+    """The future of a request's response: its result writes the response, on the thread that calls it."""
 
     def __init__(self, pending: Pending) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ class Submitted(Future[Write]):
         # From now on `Future.cancel` has no effect: a host calls `Core.cancel` if a client disconnects.
         self.set_running_or_notify_cancel()
 
-    def finish(self, write: Callable[[Pending], Reply]) -> None:
+    def finish(self, write: Callable[[Pending], Response]) -> None:
         self.set_result(partial(write, self._pending))
 
     @property
@@ -78,6 +78,6 @@ class Submitted(Future[Write]):
         return self._pending.is_complete
 
     @property
-    def refused_s(self) -> float | None:
+    def rejected_s(self) -> float | None:
         """When it arrived, if it was not admitted, so that its client may retry."""
         return None if self._pending.retry_after_s is None else self._pending.arrived_s

@@ -19,7 +19,9 @@ class Policy:
     priority_levels: int = 1
     default_priority: int = 1
     queue_timeout_s: float = inf  # longest time that a request may wait for its micro-batch
-    is_late_rejected: bool = True  # whether a request that waited longer is refused; otherwise it runs after all others
+    is_late_rejected: bool = (
+        True  # whether a request that waited longer is rejected; otherwise it runs after all others
+    )
     max_queue_items: int = 512
     overhead: Overhead = OVERHEAD
 

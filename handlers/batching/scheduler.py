@@ -1,14 +1,14 @@
-"""Which waiting items run next, when, and which requests are refused. Pure: the caller passes the time.
+"""Which waiting items run next, when, and which requests are rejected. Pure: the caller passes the time.
 
-    admit -> refused (503), or decoding -> failed, or queued -> expired (504), or behind all others, or running -> done
+    admit -> rejected (503), or decoding -> failed, or queued -> expired (504), or behind all others, or running -> done
 
 A request is admitted if its response can be expected in time:
 
-    work before it and its own (seconds of the engine) + allowance -> after its deadline? refused : admitted
+    work before it and its own (seconds of the engine) + allowance -> after its deadline? rejected : admitted
 
 The allowance covers errors of the prediction: sending the response, later requests that go first, and micro-batches
 that take longer than usual. Every late response adds to it, every other response subtracts a little. Each priority has
-its own: low priorities are late because others overtake them, and that must not refuse the first.
+its own: low priorities are late because others overtake them, and that must not reject the first.
 """
 
 from collections import defaultdict
@@ -25,15 +25,15 @@ from handlers.batching.request_queue import RequestQueue, Work
 
 LATE_ADDS = 0.03  # change of an allowance by a late response, as a share of the target
 IN_TIME_SUBTRACTS = 0.0001  # change by any other response: under overload, few responses are late in the long run
-MOST_ALLOWANCE = 0.5  # largest allowance, as a share of the target, so that no history refuses every request
-# Longest turn of a refused client, in latency targets: 10 s at the examples' target. Then turns start again from the
-# time that the queue needs, since refused clients may not come again.
+MOST_ALLOWANCE = 0.5  # largest allowance, as a share of the target, so that no history rejects every request
+# Longest turn of a rejected client, in latency targets: 10 s at the examples' target. Then turns start again from the
+# time that the queue needs, since rejected clients may not come again.
 MOST_TURN = 20.0
-HURRIED_TRY = 16  # of the requests that an idle worker would refuse for a short timeout, one in this many is tried
+HURRIED_TRY = 16  # of the requests that an idle worker would reject for a short timeout, one in this many is tried
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class Rejection:
     """Why a request is not admitted: QueueFull or Overloaded, a sentence for its client, and when to retry."""
 
     reason: str
@@ -50,7 +50,7 @@ class Scheduler:
     # By priority, as a share of the target.
     _allowances: defaultdict[int, float] = field(default_factory=lambda: defaultdict(float))
     _hurried: int = 0
-    # When the latest refused client should retry: turns are as far apart as the engine needs for each request.
+    # When the latest rejected client should retry: turns are as far apart as the engine needs for each request.
     _turn_s: float = 0.0
 
     def __post_init__(self) -> None:
@@ -64,8 +64,8 @@ class Scheduler:
     def is_stuck(self, now_s: float, longest_s: float) -> bool:
         return any(now_s - running.started_s > longest_s for running in self.streams.running)
 
-    def admit(self, request: Pending, tokens: float) -> Refusal | None:
-        """Admit a request, whose items go to `RequestQueue.end_decoding`, or return the reason for its refusal."""
+    def admit(self, request: Pending, tokens: float) -> Rejection | None:
+        """Admit a request, whose items go to `RequestQueue.end_decoding`, or return the reason for its rejection."""
         now_s, policy, queue = request.arrived_s, self.policy, self.queue
         request.level = policy.default_priority if request.priority is None else request.priority
         request.work = tokens
@@ -75,17 +75,17 @@ class Scheduler:
         items = sum(slot.error is None for slot in request.slots)
         if queue.items and queue.items + items > policy.max_queue_items:  # an empty queue accepts any number
             message = f"{queue.items} items wait; max_queue_items is {policy.max_queue_items}."
-            return Refusal("QueueFull", message, self._finish_s(queue.work_before(inf, inf, now_s), now_s))
+            return Rejection("QueueFull", message, self._finish_s(queue.work_before(inf, inf, now_s), now_s))
         # Without a deadline every response is in time.
-        if request.deadline_s < inf and (refusal := self._refuse_late(request, items)):
-            return refusal
+        if request.deadline_s < inf and (rejection := self._reject_late(request, items)):
+            return rejection
         request.number = next(self._numbers)
         request.decoding = items
         queue.add(request)
         return None
 
-    def _refuse_late(self, request: Pending, items: int) -> Refusal | None:
-        """Refuse a request of so many items if its response would be late."""
+    def _reject_late(self, request: Pending, items: int) -> Rejection | None:
+        """Reject a request of so many items if its response would be late."""
         now_s, policy = request.arrived_s, self.policy
         before = self.queue.work_before(request.level, request.due_s, now_s)
         work_s = self._finish_s(Work(before.items + items, before.tokens + request.work), now_s)
@@ -104,11 +104,11 @@ class Scheduler:
         room_s = now_s + expected_s - allowed_s
         if self._finish_s(Work(items, request.work), inf) > allowed_s:
             # An idle engine would be late, too: this request gets no turn before those that waiting helps.
-            return Refusal("Overloaded", message, room_s - now_s)
-        # Retries of consecutive refusals are as far apart as the engine needs for each request.
+            return Rejection("Overloaded", message, room_s - now_s)
+        # Retries of consecutive rejections are as far apart as the engine needs for each request.
         turn_s = self._turn_s + self.streams.narrow_line(request.work).token_s * request.work / self.streams.count
         self._turn_s = room_s if turn_s > now_s + MOST_TURN * self.queue.patience_s else max(room_s, turn_s)
-        return Refusal("Overloaded", message, self._turn_s - now_s)
+        return Rejection("Overloaded", message, self._turn_s - now_s)
 
     def _may_try(self, timeout_s: float) -> bool:
         """Whether an idle worker tries a request that it expects to be late: one in HURRIED_TRY of hurried ones."""

@@ -22,16 +22,16 @@ from handlers.continuous.frontend import Disconnected, Link, NewRequest
 from handlers.continuous.timing import DOUBT_S, HOLD_S, Timing, WorkerState
 from handlers.metrics import EXCHANGED, Recorder
 from handlers.protocol.requests import Request
-from handlers.protocol.responses import Reply
+from handlers.protocol.responses import Response
 
 logger = logging.getLogger(__name__)
 
 LONGEST_WAIT_S = 1.0  # longest seconds of a wait, whatever happens
 
 
-def select_complete(in_flight: Mapping[str, Submitted], *, with_refused: bool) -> list[str]:
-    """Return the ids of the complete requests, with the refused ones or without."""
-    return [id_ for id_, each in in_flight.items() if each.is_complete and (with_refused or each.refused_s is None)]
+def select_complete(in_flight: Mapping[str, Submitted], *, with_rejected: bool) -> list[str]:
+    """Return the ids of the complete requests, with the rejected ones or without."""
+    return [id_ for id_, each in in_flight.items() if each.is_complete and (with_rejected or each.rejected_s is None)]
 
 
 class Exchanges:
@@ -76,8 +76,8 @@ class Exchanges:
         if arrivals:
             self._in_flight.update(zip(arrivals, core.submit(arrivals.values()), strict=True))
 
-    def _answer(self) -> dict[str, Reply]:
-        """Wait until an answer is due, and return its replies by id."""
+    def _answer(self) -> dict[str, Response]:
+        """Wait until an answer is due, and return its responses by id."""
         return {id_: self._in_flight.pop(id_).result()() for id_ in self._wait()}
 
     def _wait(self) -> list[str]:
@@ -88,7 +88,7 @@ class Exchanges:
             state, now_s = self._read_state(), time.perf_counter()
             due_s = timing.due_s(state)
             if due_s <= now_s:
-                return select_complete(self._in_flight, with_refused=timing.refusals_due_s(state) <= now_s)
+                return select_complete(self._in_flight, with_rejected=timing.rejections_due_s(state) <= now_s)
             if not self._core.step(self._most_items):
                 self._has_changed.wait(min(LONGEST_WAIT_S, max(0.0, due_s - now_s)))
             elif (ended_s := time.perf_counter()) - now_s > HOLD_S:
@@ -102,11 +102,11 @@ class Exchanges:
         """Return the state that the timing depends on."""
         submitted = self._in_flight.values()
         complete = [each for each in submitted if each.is_complete]
-        refused_s = [each.refused_s for each in complete if each.refused_s is not None]
+        rejected_s = [each.rejected_s for each in complete if each.rejected_s is not None]
         return WorkerState(
             in_flight=len(submitted),
             complete=len(complete),
-            refused=len(refused_s),
-            oldest_refusal_s=min(refused_s, default=inf),
+            rejected=len(rejected_s),
+            oldest_rejection_s=min(rejected_s, default=inf),
             is_running=self._core.is_running,
         )

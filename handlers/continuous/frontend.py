@@ -12,7 +12,7 @@ format will not change:
 If the client of a stream disconnects, later messages lack its request, and no answer may contain it. Of all other
 requests TorchServe keeps those whose clients have left (`ContinuousBatching`), so they run.
 
-Integers have 32 bits, signed, big-endian. A text or value is its length and its bytes. Headers of a reply are their
+Integers have 32 bits, signed, big-endian. A text or value is its length and its bytes. Headers of a response are their
 number, then (name, value) each.
 """
 
@@ -25,7 +25,7 @@ from http import HTTPStatus
 from io import BufferedReader
 from typing import Any, cast
 
-from handlers.protocol.responses import Reply
+from handlers.protocol.responses import Response
 from handlers.protocol.wire import FORM_FIELDS
 
 INTEGER = struct.Struct("!i")
@@ -120,15 +120,15 @@ class Link:
         self._sizes = sizes
         return sizes.keys()
 
-    def send(self, answers: Mapping[str, Reply]) -> None:
-        """Send replies by request id; after an answer without any, the frontend sends the new requests."""
+    def send(self, answers: Mapping[str, Response]) -> None:
+        """Send responses by request id; after an answer without any, the frontend sends the new requests."""
         parts = [INTEGER.pack(OK), _encode(b"")]
-        for id_, reply in answers.items():
-            parts += [_encode(id_.encode()), _encode(reply.content_type.encode()), INTEGER.pack(reply.status)]
-            parts += [_encode(HTTPStatus(reply.status).phrase.encode()), INTEGER.pack(len(reply.headers))]
-            for name, value in reply.headers.items():
+        for id_, response in answers.items():
+            parts += [_encode(id_.encode()), _encode(response.content_type.encode()), INTEGER.pack(response.status)]
+            parts += [_encode(HTTPStatus(response.status).phrase.encode()), INTEGER.pack(len(response.headers))]
+            for name, value in response.headers.items():
                 parts += [_encode(name.encode()), _encode(value.encode())]
-            parts.append(_encode(reply.body))
+            parts.append(_encode(response.body))
         parts.append(INTEGER.pack(END))
         try:
             self._connection.sendall(b"".join(parts))
@@ -155,7 +155,7 @@ class Link:
             size += 3 * INTEGER.size + name[1] + content_type[1] + length
             count += 1
             if count > FORM_FIELDS:
-                # `unpack` refuses that many names, also if all fields have one name.
+                # `unpack` rejects that many names, also if all fields have one name.
                 row |= dict.fromkeys(map(str, range(count)), b"")
                 size += inbox.skip_parameters()
                 break
@@ -165,7 +165,7 @@ class Link:
 def serve_batches(
     connection: socket.socket,
     batch: Mapping[str, NewRequest],
-    answer: Callable[[Mapping[str, NewRequest]], Mapping[str, Reply]],
+    answer: Callable[[Mapping[str, NewRequest]], Mapping[str, Response]],
 ) -> None:
     """Answer a batch of classic mode, by request id, and those after it, until the frontend disconnects."""
     link = Link(connection)

@@ -1,7 +1,7 @@
 """An adaptive model has one worker: it claims the model while it loads, and fails to load if another worker has it.
 
 TorchServe's frontend polls for all workers of a model under one lock, which an idle worker holds until a request comes.
-Meanwhile a busy worker could not deliver its replies. The management API accepts any number of workers.
+Meanwhile a busy worker could not deliver its responses. The management API accepts any number of workers.
 """
 
 import os

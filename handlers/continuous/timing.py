@@ -1,21 +1,21 @@
 """When an adaptive worker answers TorchServe's frontend. Pure: times and counts in, a time out.
 
 In continuous-batching mode an answer contains any of the requests in flight, or none. The frontend then sends at once
-all requests that are still in flight, payloads included, and the new ones: an exchange. Replies and requests travel in
-exchanges only, and each exchange uses processor time of the running micro-batch. One happens
+all requests that are still in flight, payloads included, and the new ones: an exchange. Responses and requests travel
+in exchanges only, and each exchange uses processor time of the running micro-batch. One happens
 
     when all requests in flight are complete   the frontend then waits for the next request
-    when a reply is due                        at once
+    when a response is due                        at once
     SOON_S after the last exchange             to look for new requests while the engine is idle
     HOLD_S after it, or longer if it was slow  to look during a micro-batch for new requests, whose timeouts or levels
                                                may not let them wait
-    HOLD_S after a refusal                     the refusal does not leave with earlier replies
+    HOLD_S after a rejection                     the rejection does not leave with earlier responses
 """
 
 from dataclasses import dataclass
 from math import inf
 
-# Seconds for which a refusal waits, and between two checks for new requests during a micro-batch. A client
+# Seconds for which a rejection waits, and between two checks for new requests during a micro-batch. A client
 # that retries at once, with connection and body, costs a millisecond of a core.
 HOLD_S = 0.05
 # The most that looking during a micro-batch may use of the time, without a latency target: an exchange carries all
@@ -36,9 +36,9 @@ class WorkerState:
     """The requests in flight and the engine, as far as the timing of an answer depends on them."""
 
     in_flight: int
-    complete: int  # requests in flight whose replies can be sent now
-    refused: int = 0  # complete requests that were not admitted
-    oldest_refusal_s: float = inf  # arrival of the first of these
+    complete: int  # requests in flight whose responses can be sent now
+    rejected: int = 0  # complete requests that were not admitted
+    oldest_rejection_s: float = inf  # arrival of the first of these
     is_running: bool = False  # whether a micro-batch is in the engine
 
     @property
@@ -72,9 +72,9 @@ class Timing:
 
     def due_s(self, state: WorkerState) -> float:
         """Return when to answer: a past time means now; infinity means after the next change."""
-        if state.complete > state.refused or state.is_all_complete:
+        if state.complete > state.rejected or state.is_all_complete:
             return -inf
-        due_s, has_room = self.refusals_due_s(state), state.in_flight < self.window
+        due_s, has_room = self.rejections_due_s(state), state.in_flight < self.window
         if not has_room:
             return due_s
         if not state.is_running:
@@ -82,9 +82,9 @@ class Timing:
         pause_s = HOLD_S if self.has_target else min(LOOK_S, max(HOLD_S, self.cost_s / LOOK_SHARE))
         return min(due_s, self.received_s + pause_s)
 
-    def refusals_due_s(self, state: WorkerState) -> float:
-        """Return when all refusals may leave; infinity without any, and now if all requests are complete."""
-        return -inf if state.is_all_complete else state.oldest_refusal_s + HOLD_S
+    def rejections_due_s(self, state: WorkerState) -> float:
+        """Return when all rejections may leave; infinity without any, and now if all requests are complete."""
+        return -inf if state.is_all_complete else state.oldest_rejection_s + HOLD_S
 
     def most_inline(self, in_flight: int, queued_s: float) -> int:
         """Return how many of the items that an idle engine needs so many seconds for the exchange thread runs itself.

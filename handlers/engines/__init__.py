@@ -20,8 +20,8 @@ logger = logging.getLogger(__name__)
 # The message of a failed allocation contains one of these, in OpenVINO and in ONNX Runtime.
 ALLOCATION_FAILURES = ("alloc", "out of memory")
 
-# The message of values that ONNX Runtime or PyTorch refuses.
-REFUSED = "The model cannot compute with these values or sizes, such as an index outside of its table."
+# The message of values that ONNX Runtime or PyTorch rejects.
+REJECTED = "The model cannot compute with these values or sizes, such as an index outside of its table."
 
 EXPORTED, SCRIPTED = "model.pt2", "model.pt"  # the files of an archive that contain a program of PyTorch
 

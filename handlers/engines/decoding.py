@@ -103,7 +103,7 @@ class Decoding:
             "suppress_sequences": [list(sequence) for sequence in self.suppressed] or None,
             "min_decoding_length": min(self.min_tokens, limit),
             "max_decoding_length": limit,
-            "max_input_length": 0,  # texts that are too long have been refused before, and are never cut here
+            "max_input_length": 0,  # texts that are too long have been rejected before, and are never cut here
             # The end token counts in the length that a score is divided by, as in transformers.
             "return_end_token": True,
         }

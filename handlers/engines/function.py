@@ -36,7 +36,7 @@ class FunctionEngine:
         try:
             outputs: Any = self._function(**inputs)
             if not isinstance(outputs, Mapping):
-                return outputs  # type: ignore[no-any-return] # the caller refuses it
+                return outputs  # type: ignore[no-any-return] # the caller rejects it
             # Copies: the function may use the same arrays for its next run.
             return {name: np.array(each) if isinstance(each, np.ndarray) else each for name, each in outputs.items()}
         except MemoryError as error:

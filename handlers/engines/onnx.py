@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from handlers.engines import ALLOCATION_FAILURES, REFUSED, Arrays, Outputs, available_threads
+from handlers.engines import ALLOCATION_FAILURES, REJECTED, Arrays, Outputs, available_threads
 from handlers.errors import REASON_LENGTH, InvalidConfig, InvalidText, OutOfMemory, OutOfRange
 
 FILE = "onnx/model.onnx"  # the file of an archive; its external data is in the same folder or below
@@ -87,7 +87,7 @@ class OnnxEngine:
         except Exception as error:
             if any(sign in str(error).lower() for sign in ALLOCATION_FAILURES):
                 raise OutOfMemory from error
-            raise OutOfRange(REFUSED) from RuntimeError(_cause(error))
+            raise OutOfRange(REJECTED) from RuntimeError(_cause(error))
 
     def _run_bf16(self, inputs: Arrays) -> Outputs:
         """Run with ONNX Runtime's own values, since numpy has no BF16."""

@@ -59,7 +59,7 @@ def candidates(capabilities: Collection[str], *, has_int8: bool) -> tuple[str, .
 class Stream:
     """One infer request of a compiled graph, an engine beside the graph's other requests.
 
-    A run that fails leaves its state in the graph (OpenVINO 2026.4): after a shape that the graph refuses, it refuses a
+    A run that fails leaves its state in the graph (OpenVINO 2026.4): after a shape that the graph rejects, it rejects a
     good one. So a graph that has failed is not used again: the next run compiles another one, with `compile_again`.
 
     With one thread, or without memory, a run that fails may even end without an error and leave the outputs of the
@@ -161,14 +161,14 @@ class OpenVinoEngine:
         self.output_sizes = {name: size.get_length() for name, size in sizes.items() if size.is_static}
         self.description = f"openvino cpu {self._precision}"
         if len(self.precisions) == 1:
-            # Without a choice, a graph that cannot be compiled is refused at once.
+            # Without a choice, a graph that cannot be compiled is rejected at once.
             self._whole  # noqa: B018
 
     def run(self, inputs: Arrays) -> Outputs:
         return self._whole.run(inputs)
 
     def expect_accepted(self, shapes: Mapping[str, Sequence[int]]) -> None:
-        """Raise RuntimeError if the graph refuses these shapes of all inputs; the graph does not run."""
+        """Raise RuntimeError if the graph rejects these shapes of all inputs; the graph does not run."""
         self.model.clone().reshape({name: list(shape) for name, shape in shapes.items()})
 
     def in_precision(self, precision: str) -> "OpenVinoEngine":

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from handlers.engines import EXPORTED, REFUSED, SCRIPTED, Arrays, Budget, Outputs, Shapes, available_threads
+from handlers.engines import EXPORTED, REJECTED, SCRIPTED, Arrays, Budget, Outputs, Shapes, available_threads
 from handlers.engines.torch import DTYPES, TorchEngine, dtype_for
 from handlers.errors import InvalidConfig, OutOfMemory, OutOfRange
 
@@ -70,7 +70,7 @@ class ProgramEngine(TorchEngine):
             return flat_outputs(self._module(*arguments), self._outputs)
 
     def run(self, inputs: Arrays) -> Outputs:
-        """Run the program once; OutOfRange if it refuses the values on a CPU, as ONNX Runtime does with its files."""
+        """Run the program once; OutOfRange if it rejects the values on a CPU, as ONNX Runtime does with its files."""
         try:
             return super().run(inputs)
         except OutOfMemory:
@@ -78,7 +78,7 @@ class ProgramEngine(TorchEngine):
         except Exception as error:
             if self._device.type != "cpu":
                 raise  # values do not fail there by themselves, but the program, or the device with all that follows
-            raise OutOfRange(REFUSED) from error
+            raise OutOfRange(REJECTED) from error
 
     def record(self, examples: Sequence[Arrays], budget: Budget) -> Shapes:  # noqa: ARG002
         """Record nothing: outputs of a program may have any dtype and shape."""
@@ -86,6 +86,6 @@ class ProgramEngine(TorchEngine):
 
     def _array(self, result: object) -> Any:
         if not isinstance(result, torch.Tensor):
-            return result  # the caller refuses it
+            return result  # the caller rejects it
         own = result.to("cpu", copy=True)  # a copy: the program may use the same memory for its next run
         return (own.float() if own.dtype in (torch.bfloat16, self._cast) else own).numpy()

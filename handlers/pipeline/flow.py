@@ -1,18 +1,18 @@
-"""The steps of a request through a task, from TorchServe's row to its reply; each step is a method of `Pipeline`.
+"""The steps of a request through a task, from TorchServe's row to its response; each step is a method of `Pipeline`.
 
-    unpack      row      -> Request: a payload for each item, and the form of the reply
+    unpack      row      -> Request: a payload for each item, and the form of the response
     decode      payload  -> item, or its ItemError
     prepare     items    -> items with their costs, all in one call of the hook
     plan        items    -> micro-batches
     run         items    -> arrays -> outputs; a micro-batch that fails is halved, down to the item at fault
     split       outputs  -> results
-    pack        results  -> Reply: status, headers, body
+    pack        results  -> Response: status, headers, body
 
 In classic mode `serve` calls all steps for the rows of a batch. Adaptive mode calls them on its threads, and
 `split_early` for items that the engine ends before their micro-batch (handlers.batching).
 
 Each item has a Slot, which contains what its last step made. No step raises for an item: if a hook fails, the
-reply has 500 for that item, and the log has the place of the error.
+response has 500 for that item, and the log has the place of the error.
 """
 
 import logging
@@ -39,7 +39,7 @@ from handlers.pipeline.task import Reporting, Task, decode
 from handlers.protocol.api_forms import Answer
 from handlers.protocol.metadata import METADATA_HEADER
 from handlers.protocol.requests import Allowance, Payload, Request
-from handlers.protocol.responses import Form, OneItem, Reply
+from handlers.protocol.responses import Form, OneItem, Response
 from handlers.protocol.rows import fail_request, read_headers
 from handlers.protocol.terms import TERMS_HEADERS
 
@@ -77,11 +77,13 @@ class Pipeline:
     def serve(self, rows: Sequence[Mapping[str, Any]], context: Any, limit_s: float = inf) -> list[bytes]:
         """Serve a batch in classic mode: return one body for each row, with statuses and headers in the context."""
         sent = [context.get_all_request_header(index) for index in range(len(rows))]
-        replies = self.answer(list(zip(rows, sent, strict=True)), limit_s)
-        return [respond(context, index, reply) for index, reply in enumerate(replies)]
+        responses = self.answer(list(zip(rows, sent, strict=True)), limit_s)
+        return [respond(context, index, response) for index, response in enumerate(responses)]
 
-    def answer(self, rows: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]], limit_s: float = inf) -> list[Reply]:
-        """Return the replies to a batch in classic mode; after `limit_s` seconds nothing more starts."""
+    def answer(
+        self, rows: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]], limit_s: float = inf
+    ) -> list[Response]:
+        """Return the responses to a batch in classic mode; after `limit_s` seconds nothing more starts."""
         ends_s = time.perf_counter() + limit_s
         jobs = [make_job(time.perf_counter(), self.unpack(*row)) for row in rows]
         slots = [slot for job in jobs for slot in job.slots]
@@ -218,7 +220,7 @@ class Pipeline:
 
             outputs = task.forward_reporting(inputs, items, ended)
         ended_s = time.perf_counter()
-        # The replies of items that the engine ended before may be written by now.
+        # The responses of items that the engine ended before may be written by now.
         left = [index for index, slot in enumerate(slots) if not slot.is_over]
         for index in left:
             _set_times(slots[index], started_s, ended_s, len(slots))
@@ -257,21 +259,21 @@ class Pipeline:
             for slot in slots:
                 fail(slot, error)
 
-    def pack(self, job: Job[AnySlot], others: int | None = None) -> Reply:
-        """Write the reply to a request, and count it and its items; `others` are requests beside it in its worker."""
+    def pack(self, job: Job[AnySlot], others: int | None = None) -> Response:
+        """Write the response to a request, and count it and its items; `others` are requests beside it in a worker."""
         started_s, slots = time.perf_counter(), job.slots
-        reply = self._write_body(job.form, slots)
+        response = self._write_body(job.form, slots)
         ended_s = time.perf_counter()
         if slots:
             # For each item, the time from its request's arrival to its micro-batch, without decoding.
             starts_s = [slot.decoded_at + slot.wait_s - slot.decode_s for slot in slots if slot.batch_size]
             queue_s = sum([max(0.0, start_s - job.arrived_s) for start_s in starts_s])
             values = (ended_s - started_s, ended_s - job.arrived_s, queue_s)
-            self._recorder.record([(SUCCEEDED if reply.status < 400 else FAILED, values), *map(_item_event, slots)])
+            self._recorder.record([(SUCCEEDED if response.status < 400 else FAILED, values), *map(_item_event, slots)])
         own = headers_of(job, self._task.metadata.version, others, started_s, ended_s)
-        return Reply(reply.status, reply.body, reply.content_type, {**reply.headers, **own})
+        return Response(response.status, response.body, response.content_type, {**response.headers, **own})
 
-    def _write_body(self, asked: Form, slots: Sequence[Slot]) -> Reply:
+    def _write_body(self, asked: Form, slots: Sequence[Slot]) -> Response:
         form, limit = asked, self._task.config.max_response_bytes
         if isinstance(form, Answer):
             form = form.with_tokens(sum(slot.cost.sent for slot in slots if slot.error is None))
@@ -279,10 +281,10 @@ class Pipeline:
         # that cannot write errors either has a bug itself.
         for _ in ("results", "errors"):
             try:
-                reply = form.pack([slot.error or slot.result for slot in slots])
-                size = len(reply.body)
+                response = form.pack([slot.error or slot.result for slot in slots])
+                size = len(response.body)
                 if size <= limit:
-                    return reply
+                    return response
                 # TorchServe would end the worker.
                 message = f"The response has {size} bytes; max_response_bytes is {limit}. Send fewer items per request."
                 return asked.pack([ItemError.of(ResponseTooLarge(message))] * len(slots))
@@ -318,10 +320,10 @@ def _import_grpc() -> None:
         threading.Thread(target=import_module, args=(GRPC_MODULE,), name="import", daemon=True).start()
 
 
-def respond(context: Any, index: int, reply: Reply) -> bytes:
-    """Set the status and headers of one row's reply in TorchServe's context, and return its body."""
-    context.set_response_status(reply.status, PHRASES[reply.status], index)
-    context.set_response_content_type(index, reply.content_type)
-    for name, value in reply.headers.items():
+def respond(context: Any, index: int, response: Response) -> bytes:
+    """Set the status and headers of one row's response in TorchServe's context, and return its body."""
+    context.set_response_status(response.status, PHRASES[response.status], index)
+    context.set_response_content_type(index, response.content_type)
+    for name, value in response.headers.items():
         context.set_response_header(index, name, value)
-    return reply.body
+    return response.body

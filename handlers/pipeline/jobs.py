@@ -45,7 +45,7 @@ class Job(Generic[AnySlot]):
     slots: list[AnySlot]
     arrived_s: float  # when the request reached the server, or an estimate
     is_grpc: bool = False
-    retry_after_s: float | None = None  # seconds after which a refused client may retry
+    retry_after_s: float | None = None  # seconds after which a rejected client may retry
 
 
 def make_job(arrived_s: float, request: Request) -> Job[Slot]:

@@ -1,4 +1,4 @@
-"""The headers of a reply: its model's version, its durations, and when a refused client may retry. Pure."""
+"""The headers of a response: its model's version, its durations, and when a rejected client may retry. Pure."""
 
 from collections.abc import Sequence
 from math import ceil
@@ -8,7 +8,7 @@ from handlers.protocol.metadata import Metadata
 from handlers.protocol.responses import GRPC_HEADERS
 
 VERSION_HEADER = "X-Model-Version"  # header with the model's version, for clients and routers of several versions
-# Header with the milliseconds after which a refused client may retry: Retry-After, but finer.
+# Header with the milliseconds after which a rejected client may retry: Retry-After, but finer.
 RETRY_AFTER_MS = "Retry-After-Ms"
 # Header of an answer to X-Model-Metadata: a rollout waits for 0 before it removes an adaptive version.
 IN_FLIGHT = "X-In-Flight"
@@ -17,7 +17,7 @@ IN_FLIGHT = "X-In-Flight"
 def headers_of(
     job: Job[AnySlot], version: str | None, others: int | None, started_s: float, ended_s: float
 ) -> dict[str, str]:
-    """Return the headers of a reply that is written from `started_s` on; `others` are None in classic mode."""
+    """Return the headers of a response that is written from `started_s` on; `others` are None in classic mode."""
     headers = {} if version is None else {VERSION_HEADER: version}
     timing = server_timing(job.slots, ended_s - started_s)
     headers["Server-Timing"] = (

@@ -1,6 +1,6 @@
 """The answers of the APIs of embedding servers, and their errors. Pure.
 
-results of a request's items -> Embeddings, Ranking (OpenAI's, Cohere's and TEI's forms) -> Reply
+results of a request's items -> Embeddings, Ranking (OpenAI's, Cohere's and TEI's forms) -> Response
 """
 
 import base64
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from handlers.errors import ItemError, WrongOutput
 from handlers.probabilities import sigmoid
 from handlers.protocol.quantization import quantize
-from handlers.protocol.responses import Reply, encode_padded
+from handlers.protocol.responses import Response, encode_padded
 from handlers.protocol.statuses import meaning_of
 from handlers.protocol.wire import SHOULD_RETRY_HEADER
 
@@ -46,17 +46,17 @@ class Answer:
         """Return a copy with the number of tokens of the request."""
         return replace(self, tokens=tokens)
 
-    def pack(self, results: Sequence[object]) -> Reply:
+    def pack(self, results: Sequence[object]) -> Response:
         # One failed item fails the request, as with OpenAI, and the message has the item's index.
         errors = [(index, result) for index, result in enumerate(results) if isinstance(result, ItemError)]
         if not errors:
-            return Reply(200, encode_padded(self.document(results)))
+            return Response(200, encode_padded(self.document(results)))
         index, error = errors[0]
         is_alone = len(errors) < len(results) or any(other != error for _, other in errors)
         message, param = self._named(error.message, index, is_alone=is_alone)
         document = error_document(error.code, error.type, message, param, self.api)
         final = {SHOULD_RETRY_HEADER: "false"} if error.code >= 500 and error.code != BUSY else {}
-        return Reply(error.code, encode_padded(document), headers=final)
+        return Response(error.code, encode_padded(document), headers=final)
 
     def document(self, results: Sequence[object]) -> Any:
         """Return the answer to a request without errors."""

@@ -85,7 +85,7 @@ def parse_json(body: bytes | bytearray | memoryview | str) -> Any:
 
 
 def _check_containers(body: bytes | bytearray | str) -> None:
-    """Refuse too many lists and objects: two million empty ones take Python's lock for a second, and 120 MB."""
+    """Reject too many lists and objects: two million empty ones take Python's lock for a second, and 120 MB."""
     if isinstance(body, str):
         body = body.encode("utf-8", "surrogatepass")
     is_many = body.count(b"[") + body.count(b"{") > MOST_CONTAINERS
@@ -114,7 +114,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> None:
 
 
 def check_count(options: Mapping[str, object]) -> None:
-    """Refuse more than MOST_OPTIONS."""
+    """Reject more than MOST_OPTIONS."""
     if len(options) > MOST_OPTIONS:
         raise InvalidOption(TOO_MANY.format(len(options)))
 

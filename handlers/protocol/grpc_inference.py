@@ -1,7 +1,7 @@
 """Inference by Triton's gRPC service, as Envoy's bridge forwards it: a message as a body.
 
     body -> decompress -> ModelInferRequest -> read -> InferRequest, as of JSON (handlers.protocol.open_inference)
-    GrpcInference, an Inference + one result per item -> pack -> Reply with a ModelInferResponse
+    GrpcInference, an Inference + one result per item -> pack -> Response with a ModelInferResponse
 
 Clients compress only the message: the first bytes of a body show that it is gzip or zlib. Tensors are binary in
 `raw_input_contents`, one for each input, or typed in `contents`. Answers are always raw, like Triton's. This module
@@ -24,7 +24,7 @@ from handlers.protocol.codings import decompress
 from handlers.protocol.open_inference import Inference, InferRequest
 from handlers.protocol.open_inference_pb2 import ModelInferRequest, ModelInferResponse
 from handlers.protocol.output_tensors import Model
-from handlers.protocol.responses import GrpcErrors, Reply
+from handlers.protocol.responses import GrpcErrors, Response
 from handlers.protocol.wire import MESSAGE_FIELDS, PROTOBUF
 
 OutputTensor = ModelInferResponse.InferOutputTensor
@@ -51,10 +51,10 @@ _CONTENTS = {
 class GrpcInference(Inference):
     """The answer by gRPC. Every output is binary, whatever the request states."""
 
-    def _failed(self, error: ItemError) -> Reply:
+    def _failed(self, error: ItemError) -> Response:
         return GrpcErrors().pack([error])
 
-    def _write(self, arrays: Mapping[str, tuple[NDArray[Any], bool]]) -> Reply:
+    def _write(self, arrays: Mapping[str, tuple[NDArray[Any], bool]]) -> Response:
         message = ModelInferResponse(
             model_name=self.model.name,
             model_version=self.model.version or "",
@@ -69,7 +69,7 @@ class GrpcInference(Inference):
         for array, _ in arrays.values():
             raw = tensors.to_binary(array)
             parts += [_RAW_OUTPUT, _to_varint(len(raw)), raw]
-        return Reply(200, b"".join(parts), PROTOBUF)
+        return Response(200, b"".join(parts), PROTOBUF)
 
 
 def read(message: ModelInferRequest, model: Model) -> InferRequest:
@@ -93,7 +93,7 @@ def read(message: ModelInferRequest, model: Model) -> InferRequest:
             {
                 "name": tensor.name,
                 "datatype": tensor.datatype,
-                # A shape may be as long as a body; one dimension too many is enough to be refused.
+                # A shape may be as long as a body; one dimension too many is enough to be rejected.
                 "shape": list(tensor.shape[: tensors.MAX_DIMENSIONS + 1]),
                 "parameters": _parameters(tensor),
             }
@@ -115,7 +115,7 @@ def parse(body: bytes | bytearray, max_bytes: int) -> ModelInferRequest:
 
 
 def _check_count(body: bytes | bytearray) -> None:
-    """Refuse too many fields before protobuf parses them: a million take two seconds of the worker's only thread."""
+    """Reject too many fields before protobuf parses them: a million take two seconds of the worker's only thread."""
     if len(body) <= 2 * MESSAGE_FIELDS:  # an empty one has two bytes, and a hundred once it is read
         return
     count = 0

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from handlers.protocol import wire
-from handlers.protocol.responses import Reply, encode
+from handlers.protocol.responses import Response, encode
 
 METADATA_HEADER = wire.METADATA_HEADER
 
@@ -44,10 +44,10 @@ class Metadata:
     device: str = "cpu"
     fingerprint: str | None = None  # of the archive; a rollout compares it with the archive in the model store
 
-    def pack(self, results: Sequence[object]) -> Reply:  # noqa: ARG002
+    def pack(self, results: Sequence[object]) -> Response:  # noqa: ARG002
         document = asdict(self)
         for tensor in (*document["inputs"], *document["outputs"]):
             if tensor["batch_dim"] == 0:
                 del tensor["batch_dim"]
         fingerprint = document.pop("fingerprint")
-        return Reply(200, encode(document), headers={wire.FINGERPRINT_HEADER: fingerprint} if fingerprint else {})
+        return Response(200, encode(document), headers={wire.FINGERPRINT_HEADER: fingerprint} if fingerprint else {})

@@ -2,7 +2,7 @@
 
     body -> split -> JSON document, binary tensors behind it
     both -> read_json -> read -> InferRequest: tensors by name, options of all items, and an Inference
-    Inference + one result per item -> pack -> Reply, JSON or binary as the client asked
+    Inference + one result per item -> pack -> Response, JSON or binary as the client asked
 
 `read` and `Inference` are the protocol; handlers.protocol.grpc_inference uses them for gRPC's messages. The protocol is
 https://kserve.github.io/website/docs/concepts/architecture/data-plane/v2-protocol, and binary tensors are Triton's
@@ -20,7 +20,7 @@ from handlers.errors import InvalidBody, ItemError, MalformedTensor, show_name
 from handlers.protocol import tensors
 from handlers.protocol.bodies import is_inference
 from handlers.protocol.output_tensors import ERROR, Model, errors_of
-from handlers.protocol.responses import Reply, encode, encode_padded
+from handlers.protocol.responses import Response, encode, encode_padded
 from handlers.protocol.wire import BINARY, LENGTH_HEADER, MESSAGE_FIELDS
 
 # Parameters with the meaning of the headers X-Priority and X-Timeout-Ms; handlers.protocol.terms reads them.
@@ -45,7 +45,7 @@ class Inference:
     wanted: Mapping[str, bool] = field(default_factory=dict)
     is_binary: bool = False
 
-    def pack(self, results: Sequence[Any]) -> Reply:
+    def pack(self, results: Sequence[Any]) -> Response:
         if all(isinstance(result, ItemError) for result in results):
             return self._failed(results[0])
         try:
@@ -67,11 +67,11 @@ class Inference:
             raise InvalidBody(_no_output(unknown[0], arrays))
         return {name: (arrays[sources[name]], is_binary) for name, is_binary in wanted.items()}
 
-    def _failed(self, error: ItemError) -> Reply:
+    def _failed(self, error: ItemError) -> Response:
         """Write the error of a request without any result."""
-        return Reply(error.code, encode({"error": error.message}))
+        return Response(error.code, encode({"error": error.message}))
 
-    def _write(self, arrays: Mapping[str, tuple[NDArray[Any], bool]]) -> Reply:
+    def _write(self, arrays: Mapping[str, tuple[NDArray[Any], bool]]) -> Response:
         document: dict[str, Any] = {"model_name": self.model.name}
         if self.model.version is not None:
             document["model_version"] = self.model.version
@@ -89,8 +89,8 @@ class Inference:
             document["outputs"].append({**head, **content})
         written = encode_padded(document)
         if not binary:
-            return Reply(200, written)
-        return Reply(200, b"".join([written, *binary]), BINARY, {LENGTH_HEADER: str(len(written))})
+            return Response(200, written)
+        return Response(200, b"".join([written, *binary]), BINARY, {LENGTH_HEADER: str(len(written))})
 
 
 @dataclass(frozen=True, slots=True)

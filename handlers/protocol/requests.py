@@ -27,7 +27,7 @@ class Allowance:
         self._lock = threading.Lock()
 
     def take(self, unit: str, amount: int, limit: int) -> None:
-        """Take an item's part, in "pixels" or "characters", on any thread; a refused part stays counted."""
+        """Take an item's part, in "pixels" or "characters", on any thread; a rejected part stays counted."""
         with self._lock:
             self._taken[unit] += amount
             is_over = self._taken[unit] > limit

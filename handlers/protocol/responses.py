@@ -34,7 +34,7 @@ _PLAIN = "".join(chr(code) for code in range(0x20, 0x7F) if chr(code) != "%")
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class Response:
     """One row's answer."""
 
     status: int  # of HTTP
@@ -46,7 +46,7 @@ class Reply:
 class Form(Protocol):
     """The form in which the answer to a request is written."""
 
-    def pack(self, results: Sequence[object]) -> Reply:
+    def pack(self, results: Sequence[object]) -> Response:
         """Write one row's answer of an ItemError, or a value that JSON can represent, for each payload in order."""
 
 
@@ -58,11 +58,11 @@ class OneItem:
     # or infinity is an error.
     value_of: Callable[[Any], Any] | None = None
 
-    def pack(self, results: Sequence[object]) -> Reply:
+    def pack(self, results: Sequence[object]) -> Response:
         (result,) = results
         if isinstance(result, ItemError):
-            return Reply(result.code, encode(result.to_json()))
-        return Reply(200, encode(result) if self.value_of is None else encode_padded(self.value_of(result)))
+            return Response(result.code, encode(result.to_json()))
+        return Response(200, encode(result) if self.value_of is None else encode_padded(self.value_of(result)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +71,11 @@ class Instances:
 
     value_of: Callable[[Any], Any] | None = None
 
-    def pack(self, results: Sequence[object]) -> Reply:
+    def pack(self, results: Sequence[object]) -> Response:
         value_of = self.value_of or (lambda result: result)
         predictions = [{"error": r.to_json()} if isinstance(r, ItemError) else value_of(r) for r in results]
         write = encode if self.value_of is None else encode_padded
-        return Reply(status_of(results), write({"predictions": predictions}))
+        return Response(status_of(results), write({"predictions": predictions}))
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,25 +94,25 @@ class PipelineForm:
     inputs: Any
     piped: Piped = field(default_factory=Piped)
 
-    def pack(self, results: Sequence[object]) -> Reply:
+    def pack(self, results: Sequence[object]) -> Response:
         is_list = isinstance(self.inputs, list)
         for index, result in enumerate(results):
             if isinstance(result, ItemError):
                 place = f"inputs[{index}]: " if is_list else ""
-                return Reply(result.code, encode({"error": place + result.message, "error_type": result.type}))
+                return Response(result.code, encode({"error": place + result.message, "error_type": result.type}))
         values = [self.piped.value_of(result) for result in results]
         # A translation of one text is a list, too.
         is_nested = self.piped.is_nested or (isinstance(self.inputs, str) and isinstance(values[0], Mapping))
-        return Reply(200, encode(values if is_list or is_nested else values[0]))
+        return Response(200, encode(values if is_list or is_nested else values[0]))
 
 
 @dataclass(frozen=True, slots=True)
 class GrpcErrors:
     """The answer to a gRPC request that fails whole."""
 
-    def pack(self, results: Sequence[Any]) -> Reply:
+    def pack(self, results: Sequence[Any]) -> Response:
         first, *_ = results
-        return Reply(first.code, b"", PROTOBUF, error_headers(meaning_of(first.code).grpc, first.message))
+        return Response(first.code, b"", PROTOBUF, error_headers(meaning_of(first.code).grpc, first.message))
 
 
 def error_headers(code: int, message: str) -> dict[str, str]:

@@ -6,7 +6,7 @@
     X-Api: rerank       {"model", "query", "documents": [text | {"text": text}, ...], "top_n", "return_documents"}
                         {"model", "results": [{"index", "relevance_score", "document"}], "usage"}, best first
     TEI's "inputs" and "texts" select its responses: [[number, ...], ...] and [{"index", "score", "text"}, ...]
-    either, refused     {"error": {"message", "type", "param", "code"}}
+    either, rejected     {"error": {"message", "type", "param", "code"}}
     X-Api: cohere-v1, cohere-v2: handlers.protocol.cohere
 
 The header names the API; the gateway sets it by the path. A text or a document is an item with the task's options. The
@@ -208,7 +208,7 @@ def text_or_image(given: object, modality: str, options: Mapping[str, object], s
 
 
 def _base64(given: object) -> str:
-    """Return the base64 of a data URI. Other URLs are refused: a server must not fetch URLs for clients."""
+    """Return the base64 of a data URI. Other URLs are rejected: a server must not fetch URLs for clients."""
     if not isinstance(given, str):
         raise InvalidBody("image: must be a data URI, or base64.")
     head, _, data = given.partition(",") if given[:5].lower() == "data:" else ("", "", given)

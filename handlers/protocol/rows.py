@@ -1,7 +1,7 @@
 """Unpack TorchServe's rows into items. Pure: no sockets, no context.
 
     row (dict from TorchServe), Headers -> unpack -> Request: one payload per item, and the form of the answer
-    one result per item -> Request.form.pack -> Reply (status, body and headers of that row; protocol.responses)
+    one result per item -> Request.form.pack -> Response (status, body and headers of that row; protocol.responses)
 
 The media type selects the reader of a body (bodies.READERS); the task makes items of its contents (Items):
 

@@ -47,7 +47,7 @@ class ImageSegmentationHandler(ImageHandler[ImageSegmentationConfig]):
         return segmenter, segmenter.output_names
 
     def decode(self, payload: Payload) -> DecodedImage:
-        """Decode an image; refuse it if its map, or its resized image, is too large."""
+        """Decode an image; reject it if its map, or its resized image, is too large."""
         image, size = open_image(payload.value, self.config, payload.allowance, self.preprocessing.least_side)
         if size[0] * size[1] > self.config.max_map_pixels:
             limit = self.config.max_map_pixels

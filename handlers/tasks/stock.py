@@ -16,10 +16,17 @@ from handlers.base import BatchHandler
 from handlers.engines import Arrays, Engine, Outputs
 from handlers.engines.function import FunctionEngine
 from handlers.errors import BodyTooLarge, ItemError, WrongOutput
-from handlers.original_archive import ORIGINAL, OriginalArchive, OriginalReply, OriginalRow, StockConfig, decode_values
+from handlers.original_archive import (
+    ORIGINAL,
+    OriginalArchive,
+    OriginalResponse,
+    OriginalRow,
+    StockConfig,
+    decode_values,
+)
 from handlers.pipeline.values import Inputs
 from handlers.protocol.requests import Payload, Request
-from handlers.protocol.responses import OneItem, Reply
+from handlers.protocol.responses import OneItem, Response
 from handlers.protocol.rows import Headers
 from handlers.protocol.tensors import make_objects
 from handlers.torchserve import STOCK_PRECISION
@@ -34,11 +41,11 @@ class StockHandler(BatchHandler[StockConfig, OriginalRow]):
     class AsReturned:
         """The form of an answer that the old handler has written."""
 
-        def pack(self, results: Sequence[Any]) -> Reply:
+        def pack(self, results: Sequence[Any]) -> Response:
             (result,) = results
             if isinstance(result, ItemError):
                 return OneItem().pack(results)
-            return Reply(result.status, result.body, result.content_type, result.headers)
+            return Response(result.status, result.body, result.content_type, result.headers)
 
     def initialize(self, context: object) -> None:
         """See `BatchHandler.initialize`; the old handler's own gets TorchServe's context of its archive."""
@@ -73,11 +80,11 @@ class StockHandler(BatchHandler[StockConfig, OriginalRow]):
         return {"rows": make_objects(items)}
 
     def run(self, rows: Sequence[OriginalRow]) -> Outputs:
-        replies = self.original.handle([*rows])
-        for reply in replies:
-            if isinstance(reply, OriginalReply) and reply.status not in [*HTTPStatus]:
-                raise WrongOutput(f"The handler set the status {reply.status}, which is not one of HTTP.")
-        return {"replies": make_objects(replies)}
+        responses = self.original.handle([*rows])
+        for response in responses:
+            if isinstance(response, OriginalResponse) and response.status not in [*HTTPStatus]:
+                raise WrongOutput(f"The handler set the status {response.status}, which is not one of HTTP.")
+        return {"responses": make_objects(responses)}
 
     def split(self, outputs: Outputs, items: Sequence[OriginalRow]) -> Sequence[Any]:  # noqa: ARG002
-        return [*outputs["replies"]]
+        return [*outputs["responses"]]

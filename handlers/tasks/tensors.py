@@ -107,7 +107,7 @@ class TensorsHandler(BatchHandler[TensorsConfig, Row]):
         return row
 
     def _check_sizes(self, graph: OpenVinoEngine, row: Row) -> None:
-        """Refuse sizes that the graph cannot compute with: a run that fails may harm the runs after it."""
+        """Reject sizes that the graph cannot compute with: a run that fails may harm the runs after it."""
         sizes = tuple((name, array.shape) for name, array in row.arrays.items())
         if sizes in self._accepted:
             return

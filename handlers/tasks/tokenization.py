@@ -59,7 +59,7 @@ class TokenizationHandler(BatchHandler[TokenizationConfig, Item]):
         return Text(text, options)
 
     def prepare(self, items: Sequence[Item]) -> Sequence[Item | ItemError]:
-        """Tokenise in one call; refuse a text that is too long, or cut it if its options allow that."""
+        """Tokenise in one call; reject a text that is too long, or cut it if its options allow that."""
         encodings = self.tokenizer([item.text for item in items], return_token_type_ids=True)
         places = encodings.encodings or [None] * len(items)
         return [self._fit(*row) for row in zip(items, encodings["input_ids"], places, strict=True)]

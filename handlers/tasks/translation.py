@@ -192,7 +192,7 @@ class TranslationHandler(BatchHandler[TranslationConfig, SourceText]):
         return options
 
     def prepare(self, items: Sequence[SourceText]) -> Sequence[SourceText | ItemError]:
-        """Tokenise in one call for each source language; refuse a text that is too long, or cut it if so set."""
+        """Tokenise in one call for each source language; reject a text that is too long, or cut it if so set."""
         sources: dict[str | None, list[int]] = defaultdict(list)
         for index, item in enumerate(items):
             sources[item.options.src_lang].append(index)

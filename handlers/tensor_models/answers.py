@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from handlers.errors import ItemError, WrongOutput
 from handlers.protocol.metadata import TensorMetadata
 from handlers.protocol.output_tensors import Arrays, Model, OutputTensors
-from handlers.protocol.responses import OneItem, Reply, encode_padded, status_of
+from handlers.protocol.responses import OneItem, Response, encode_padded, status_of
 from handlers.protocol.tensors import BF16, from_bfloat16
 from handlers.tensor_models.signature import ANY, Tensor
 
@@ -86,15 +86,17 @@ class Columns:
 
     model: Model
 
-    def pack(self, results: Sequence[object]) -> Reply:
+    def pack(self, results: Sequence[object]) -> Response:
         if status_of(results) != 200:
             return OneItem().pack(results[:1])
         failed = [isinstance(result, ItemError) for result in results]
         if not any(failed):
             arrays = self.model.outputs.arrays(results)
-            return Reply(200, encode_padded({"outputs": {name: _write_values(each) for name, each in arrays.items()}}))
+            return Response(
+                200, encode_padded({"outputs": {name: _write_values(each) for name, each in arrays.items()}})
+            )
         rows = [None if isinstance(result, ItemError) else write_row(self.model, result) for result in results]
         names = next(row.keys() for row in rows if row is not None)
         errors = [result.to_json() if isinstance(result, ItemError) else None for result in results]
         outputs = {name: [row and row[name] for row in rows] for name in names}
-        return Reply(200, encode_padded({"outputs": outputs, "errors": errors}))
+        return Response(200, encode_padded({"outputs": outputs, "errors": errors}))

@@ -9,7 +9,7 @@ from typing import Any
 
 import openvino
 
-FROM_ZERO = ["inputs_from_zero"]  # where a graph of a PyTorch program notes the inputs whose negatives PyTorch refuses
+FROM_ZERO = ["inputs_from_zero"]  # where a graph of a PyTorch program notes the inputs whose negatives PyTorch rejects
 
 # On a CPU OpenVINO 2026.4 computes these on whole numbers in float32.
 INEXACT = {"Divide", "Mod", "FloorMod", "Equal", "NotEqual", "ReduceSum", "ReduceMean", "ReduceProd", "Power"}

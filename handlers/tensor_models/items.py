@@ -50,7 +50,7 @@ class TensorItems:
         return tuple(Payload(row, options) for row in self._rows.split_request(arrays, count))
 
     def of_body(self, body: bytes | bytearray | str, sent: BodyInfo) -> Request:  # noqa: ARG002
-        """Refuse a body in any other form than JSON."""
+        """Reject a body in any other form than JSON."""
         raise UnsupportedMedia("The body is neither JSON nor an Open Inference request.")
 
     def of_json(self, document: object, sent: BodyInfo) -> Request:

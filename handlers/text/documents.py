@@ -19,7 +19,7 @@ import sentencex
 
 from handlers.errors import InvalidInput, ItemError, TextTooLong, WorkTooLarge
 from handlers.protocol.requests import Payload, Request
-from handlers.protocol.responses import Form, Reply
+from handlers.protocol.responses import Form, Response
 
 PANICS = "pyo3_runtime"  # the module of pyo3's exceptions for Rust's panics; they are not an Exception
 DEFAULT_LANGUAGE = "en"  # the language whose rules apply if the text's is unknown; sentencex's own default
@@ -125,7 +125,7 @@ class JoiningForm:
     form: Form  # the request's own
     texts: tuple[DividedText | None, ...]  # None for a text that is not divided
 
-    def pack(self, results: Sequence[object]) -> Reply:
+    def pack(self, results: Sequence[object]) -> Response:
         remaining = iter(results)
         joined = [
             next(remaining) if text is None else text.result(list(islice(remaining, len(text.document.sentences))))

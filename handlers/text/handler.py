@@ -106,7 +106,7 @@ class TextHandler(BatchHandler[Config, Item], Generic[Config, Item]):
         return options if is_known else TruncationOptions(truncation=self.config.truncation)
 
     def prepare(self, items: Sequence[Item]) -> Sequence[Item | ItemError]:
-        """Tokenise all items in one call; refuse a text that is too long, or cut it if that is allowed."""
+        """Tokenise all items in one call; reject a text that is too long, or cut it if that is allowed."""
         paired = [item for item in items if item.pair is not None]
         if 0 < len(paired) < len(items):
             alone = iter(self.prepare([item for item in items if item.pair is None]))

@@ -186,7 +186,7 @@ def _check_size(width: int, height: int, config: PixelsConfig, allowance: Allowa
 
 
 def _check_memory(image: Image.Image, pixels: int, config: PixelsConfig, *, is_turned: bool) -> None:
-    """Refuse an image if decoding it needs too much memory; it had `pixels` before libjpeg's scaling."""
+    """Reject an image if decoding it needs too much memory; it had `pixels` before libjpeg's scaling."""
     decoded = image.width * image.height
     own = 1 if image.mode in ("1", "L", "P") else 4
     copied = decoded * max(own if image.mode == "RGB" else own + 4, 8 if is_turned else 0)
@@ -202,7 +202,7 @@ def _check_memory(image: Image.Image, pixels: int, config: PixelsConfig, *, is_t
 
 
 def _too_large(error: Exception, config: PixelsConfig) -> ImageTooLarge:
-    """Return the error for an image that Pillow refused; Pillow's message contains the number of pixels."""
+    """Return the error for an image that Pillow rejected; Pillow's message contains the number of pixels."""
     pixels = re.search(r"(\d+) pixels", str(error))
     size = f"{pixels[1]} pixels" if pixels else "too many pixels"
     return ImageTooLarge(f"The image has {size}; max_pixels is {config.max_pixels}.")

@@ -58,6 +58,6 @@ def load_classifier(checkpoint: Path, preprocessing: Preprocessing) -> PixelClas
     """Load a checkpoint of transformers, in fp32; InvalidConfig if it has no head."""
     classifier = load_strictly("AutoModelForImageClassification", checkpoint, dtype=torch.float32)
     if classifier.config.model_type == "efficientnet" and classifier.config.pooling_type == "mean":
-        # transformers' pooling window is larger than the map, which OpenVINO refuses; it averages the whole map.
+        # transformers' pooling window is larger than the map, which OpenVINO rejects; it averages the whole map.
         classifier.efficientnet.pooler = torch.nn.AdaptiveAvgPool2d(1)
     return PixelClassifier(classifier, preprocessing).eval()

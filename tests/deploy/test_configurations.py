@@ -99,7 +99,7 @@ def test_config_listens_on_loopback_takes_archives_from_the_store_alone_and_dies
     assert (own["allowed_urls"], own["install_py_dep_per_model"], own["metrics_mode"]) == ("^$", "false", "prometheus")
     assert "-XX:+ExitOnOutOfMemoryError" in own["vmargs"] and own["prefer_direct_buffer"] == "true"
     assert {key for key in development | own if development.get(key) != own.get(key)} == DIFFERENCES[name]
-    # A model refuses a body in JSON before the server does so without a word.
+    # A model rejects a body in JSON before the server does so without a word.
     assert HandlerConfig().max_body_bytes < ServerSettings.read(ROOT / name).max_request_size
 
 

@@ -31,13 +31,13 @@ OWN = {"handlers/base.py": "1", "tensors.py": "2", "function/infer.py": "3", "mo
     ("b", {}, "b1.mar is no archive of .*; serve it apart from others"),
 )
 def test_archives_of_equal_modules_can_be_together(
-    name: str, files: dict[str, str], refused: str | None, tmp_path: Path
+    name: str, files: dict[str, str], rejected: str | None, tmp_path: Path
 ) -> None:
     archives = [archive(tmp_path, "a", OWN), archive(tmp_path, name, files)]
-    if refused is None:
+    if rejected is None:
         check_together(archives)
     else:
-        with pytest.raises(NotTogether, match=refused):
+        with pytest.raises(NotTogether, match=rejected):
             check_together(archives)
     # Alone each may be anything.
     check_together(archives[1:])

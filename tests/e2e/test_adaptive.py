@@ -56,11 +56,11 @@ def test_plain_registration_has_one_adaptive_worker_that_answers_everybody_as_he
     for header, value, type_ in (("X-Priority", "2", "InvalidPriority"), ("x-timeout-ms", "soon", "InvalidTimeout")):
         wrong = sent_with(header, value)
         assert (wrong.status_code, wrong.json()["type"]) == (400, type_)
-    # A request that no processor can answer in time is refused at once; one that every processor can is not.
-    refused = sent_with("X-Timeout-Ms", "0.01")
-    assert (refused.status_code, refused.json()["type"]) == (503, "Overloaded")
-    assert "0.01" in refused.json()["message"]
-    assert int(refused.headers["Retry-After"]) >= 1
+    # A request that no processor can answer in time is rejected at once; one that every processor can is not.
+    rejected = sent_with("X-Timeout-Ms", "0.01")
+    assert (rejected.status_code, rejected.json()["type"]) == (503, "Overloaded")
+    assert "0.01" in rejected.json()["message"]
+    assert int(rejected.headers["Retry-After"]) >= 1
     assert [sent_with("X-Priority", "1").status_code, sent_with("X-Timeout-Ms", "60000").status_code] == [200, 200]
 
     def seen() -> dict[str, float]:

@@ -168,7 +168,7 @@ def worker(server: Server, models: tuple[str, ...]) -> int:
     return worker_pid(server, LANGUAGES)
 
 
-def assert_refused(which: str, call: Callable[[], Any], http: int, rpc: str) -> str:
+def assert_rejected(which: str, call: Callable[[], Any], http: int, rpc: str) -> str:
     with pytest.raises(InferenceServerException) as caught:
         call()
     assert caught.value.status() == (f"StatusCode.{rpc}" if is_grpc(which) else str(http)), caught.value
@@ -223,7 +223,7 @@ def test_metadata_and_configuration_are_those_of_the_loaded_model(lab: Clients, 
     found = lab.infer(which, EMBEDDING, {"input_text": texts(*["A text."] * rows)})
     assert found.as_numpy("output__0").shape == (rows, SIZE)
     too_many = {"input_text": texts(*["A text."] * (rows + 1))}
-    said = assert_refused(which, lambda: lab.infer(which, EMBEDDING, too_many), 413, "RESOURCE_EXHAUSTED")
+    said = assert_rejected(which, lambda: lab.infer(which, EMBEDDING, too_many), 413, "RESOURCE_EXHAUSTED")
     assert str(rows) in said
 
 
@@ -298,12 +298,12 @@ def test_wrong_request_is_an_error_that_names_what_is_wrong(lab: Clients, which:
         (echo.everything(), {"outputs": ["logits"]}, "logits"),
     ):
         call = partial(lab.infer, which, echo.NAME, sent, **named)
-        assert said in assert_refused(which, call, 400, "INVALID_ARGUMENT")
+        assert said in assert_rejected(which, call, 400, "INVALID_ARGUMENT")
     for name, version in (("nobody", ""), ("nobody", "1"), (LANGUAGES, "7")):
         questions = ("get_model_metadata", "get_model_config", "get_inference_statistics")
         calls = [partial(lab.call, which, method, name, version) for method in questions]
         for call in (partial(lab.infer, which, name, {"text": texts()}, model_version=version), *calls):
-            assert (version if name == LANGUAGES else name) in assert_refused(which, call, 404, "NOT_FOUND")
+            assert (version if name == LANGUAGES else name) in assert_rejected(which, call, 404, "NOT_FOUND")
 
 
 FRENCH = "Déjà vu : où êtes-vous allés à Noël ?"
@@ -352,8 +352,8 @@ def test_tensors_and_embeddings_are_json_whatever_their_type(lab: Clients) -> No
     with Client(lab.http) as client:
         np.testing.assert_allclose(client.embed(EMBEDDING, [FRENCH]), [output["data"]], atol=2e-2)
     wanted = {"inputs": [tensor], "outputs": [{"name": "output__0", "parameters": {"classification": 2}}]}
-    refused = lab.post(f"/v2/models/{EMBEDDING}/infer", wanted)
-    assert (refused.status_code, "classification" in refused.json()["error"]) == (400, True)
+    rejected = lab.post(f"/v2/models/{EMBEDDING}/infer", wanted)
+    assert (rejected.status_code, "classification" in rejected.json()["error"]) == (400, True)
 
 
 def test_description_and_explanation_of_torchserve_are_no_predictions(
@@ -363,8 +363,8 @@ def test_description_and_explanation_of_torchserve_are_no_predictions(
     described = f"{server.settings.management_url}/models/{LANGUAGES}?customized=true"
     (found,) = requests.get(described, timeout=TIMEOUT_S).json()
     assert LANGUAGES in json.dumps(found["customizedMetadata"])
-    refused = requests.post(f"{server.settings.inference_url}/explanations/{LANGUAGES}", DOCUMENT, timeout=TIMEOUT_S)
-    assert (refused.status_code, "explanations" in refused.json()["message"]) == (501, True)
+    rejected = requests.post(f"{server.settings.inference_url}/explanations/{LANGUAGES}", DOCUMENT, timeout=TIMEOUT_S)
+    assert (rejected.status_code, "explanations" in rejected.json()["message"]) == (501, True)
     # A client that sends the header of a description gets its prediction.
     for name in (EMBEDDING, LANGUAGES):
         assert isinstance(lab.post(f"/predictions/{name}", DOCUMENT, describe="True").json(), list)
@@ -378,9 +378,9 @@ UNSUPPORTED: list[tuple[Any, ...]] = [
 ]
 
 
-def test_what_is_not_supported_or_not_let_through_is_refused(lab: Clients, which: str) -> None:
+def test_what_is_not_supported_or_not_let_through_is_rejected(lab: Clients, which: str) -> None:
     for method, *arguments in UNSUPPORTED:
-        assert_refused(which, partial(lab.call, which, method, *arguments), 404, "UNIMPLEMENTED")
+        assert_rejected(which, partial(lab.call, which, method, *arguments), 404, "UNIMPLEMENTED")
     assert lab.infer(which, LANGUAGES, {"text": texts()}).as_numpy("label").shape[0] == 2
 
 
@@ -431,7 +431,7 @@ def test_management_lists_loads_and_unloads_where_it_is_let_through(managed: Cli
     for which in ("http", "grpc"):
         managed.call(which, "load_model", LANGUAGES)
     until(lambda: states() == {"READY"})
-    assert_refused("http", partial(managed.call, "http", "unload_model", "nobody"), 404, "NOT_FOUND")
+    assert_rejected("http", partial(managed.call, "http", "unload_model", "nobody"), 404, "NOT_FOUND")
     body = {"inputs": [{"name": "text", "shape": [1], "datatype": "BYTES", "data": ["Hi."]}]}
     until(lambda: managed.post(f"/v2/models/{LANGUAGES}/infer", body).status_code == 200)
 

@@ -28,7 +28,7 @@ CLIENTS = 12
 def test_worker_killed_under_load_answers_everybody_it_had_and_comes_back(
     server: Server, serve: Make, variant: Make, settings: dict[str, object]
 ) -> None:
-    """Without a latency target: an adaptive worker refuses no request for lack of time, however slow the processor."""
+    """Without a latency target: an adaptive worker rejects no request for lack of time, however slow the processor."""
     name = serve(archive=variant("mobilenet-killed", **settings), name="mobilenet-killed", batch_size=4)
     with Clients(url(server, name), CLIENTS, [photograph("chelsea")]) as clients:
         clients.wait_for(2 * CLIENTS)
@@ -76,7 +76,7 @@ def test_archives_that_cannot_load_say_why_and_are_unregistered_and_the_others_s
     assert len(server.management.describe(MOBILENET)["workers"]) == 2
 
 
-def test_registering_anything_but_an_archive_of_the_store_is_refused(server: Server) -> None:
+def test_registering_anything_but_an_archive_of_the_store_is_rejected(server: Server) -> None:
     file = f"file://{ROOT}/model_store/mobilenet-v2.mar"
     for archive in ("missing.mar", "../mobilenet-v2.mar", "http://127.0.0.1:9/model.mar", file):
         with pytest.raises(ManagementError) as raised:

@@ -44,16 +44,16 @@ def test_gateway_that_runs_is_not_started_again_nor_from_another_file_nor_on_a_t
     with socket.create_server(("127.0.0.1", 0)) as other_server:
         taken = other_server.getsockname()[1]
         own.configure(ports={**others, "http": taken})
-        refused = own.command("start")
-    assert f"127.0.0.1:{taken}" in refused.stderr and "`ports`" in refused.stderr
-    assert (refused.returncode, is_listening("127.0.0.1", present)) == (1, True)
+        rejected = own.command("start")
+    assert f"127.0.0.1:{taken}" in rejected.stderr and "`ports`" in rejected.stderr
+    assert (rejected.returncode, is_listening("127.0.0.1", present)) == (1, True)
     own.configure()
     first, own.config = own.config, own.config.with_name("other.yaml")
     own.configure()
-    refused, own.config = own.command("start"), first
-    assert (refused.returncode, refused.stdout) == (1, "")
-    assert f"already running with {first} (pid " in refused.stderr
-    assert "torchserve-batching gateway stop" in refused.stderr
+    rejected, own.config = own.command("start"), first
+    assert (rejected.returncode, rejected.stdout) == (1, "")
+    assert f"already running with {first} (pid " in rejected.stderr
+    assert "torchserve-batching gateway stop" in rejected.stderr
 
 
 def test_gateway_is_restarted_on_other_ports(own: Sandbox) -> None:
@@ -74,7 +74,7 @@ def test_gateway_is_taken_over_its_dead_and_hung_processes_are_back_and_it_is_st
     assert is_answered(own)
     started = own.command("start")
     assert (started.returncode, started.stderr, (own.state_dir / "envoy.pid").read_text()) == (0, "", envoy)
-    # Envoy accepts endpoints of the new one: a drain is refused otherwise.
+    # Envoy accepts endpoints of the new one: a drain is rejected otherwise.
     drain = partial(requests.put, f"{own.control}/control/nodes/node-1", json={"draining": True}, timeout=30)
     until(lambda: drain().ok)
     # A control process that hangs is killed and started again; an Envoy that dies meanwhile is back before.

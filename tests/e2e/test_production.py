@@ -80,7 +80,7 @@ def test_production_is_proven_ready_called_with_its_key_and_stopped(
     assert other.returncode == 1
     assert re.search(r"already running with \S+production\.properties \(pid \d+\); run `make stop`", other.stderr)
     edit(site, f'"{MOBILENET}":', f'"{MOBILENET}-2":')
-    assert_refused(site, rf"load_models registered {MOBILENET} 1\.0, and models= has no entry for it")
+    assert_rejected(site, rf"load_models registered {MOBILENET} 1\.0, and models= has no entry for it")
 
     assert "TorchServe: stopped" in site.run("make stop CONFIG=production").stdout
     assert not keys.exists()
@@ -98,7 +98,7 @@ def break_worker(site: Checkout) -> None:
     path.with_name(f"{path.name}.zip").rename(path)
 
 
-def assert_refused(site: Checkout, line: str) -> None:
+def assert_rejected(site: Checkout, line: str) -> None:
     started = site.run("make serve CONFIG=production")
     assert started.returncode != 0
     # Without make's line, and those of steps that took two seconds or more.
@@ -109,6 +109,6 @@ def assert_refused(site: Checkout, line: str) -> None:
 
 def test_production_whose_model_does_not_load_fails_with_one_line_and_leaves_nothing(site: Checkout) -> None:
     break_worker(site)
-    assert_refused(site, rf"{MOBILENET}: .*changed: model-config\.yaml")
+    assert_rejected(site, rf"{MOBILENET}: .*changed: model-config\.yaml")
     until(lambda: not site.processes())
     assert not (site.folder / "key_file.json").exists()

@@ -65,10 +65,10 @@ def test_examples_of_clients_print_their_answers(site: Checkout) -> None:
     assert (len(whole), len(first), [len(item) for item in listed["predictions"]]) == (5, 1, [1, 1])
     # A list and a single request are one model: the cat is the same one, up to the arithmetic of other batches.
     assert listed["predictions"][0].keys() == first.keys()
-    single, *several, refused = printed(f"python -m examples.client.predict http://{http}")
+    single, *several, rejected = printed(f"python -m examples.client.predict http://{http}")
     assert [len(ast.literal_eval(line)) for line in (single, *several[:2])] == [1, 1, 1]
     assert several[2].startswith("failed: UnsupportedMedia: ")
-    assert refused.startswith("400 InvalidOption: ")
+    assert rejected.startswith("400 InvalidOption: ")
     answers = dict(line.split(" ", 1) for line in printed(f"python -m examples.client.folder http://{http}"))
     assert answers.keys() == {path.name for path in (site.folder / "examples").rglob("*.jpg")}
     lists, tensors = printed(f"python -m examples.client.chunking http://{http} http://{management}")

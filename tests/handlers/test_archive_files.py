@@ -52,8 +52,8 @@ def test_weights_that_only_torch_reads_are_looked_for_where_a_graph_is_served(tm
             lay(tmp_path, damaged, content)
         try:
             return check(tmp_path, is_torch_unread=is_torch_unread) or ""
-        except InvalidConfig as refused:
-            return str(refused)
+        except InvalidConfig as rejected:
+            return str(rejected)
 
     weights, other = "checkpoint/model.safetensors", b"9876543210"
     assert f"changed: {weights}" in problem_of([weights], weights, other)
@@ -97,7 +97,7 @@ CODE_AND_SETTINGS = [
 
 @pytest.mark.parametrize("is_folder", [False, True])
 @pytest.mark.parametrize(("damage", "words"), WEIGHTS_AND_CHECKPOINTS + CODE_AND_SETTINGS)
-def test_damage_is_refused_or_logged(damage: Any, words: str, is_folder: bool, tmp_path: Any, caplog: Log) -> None:
+def test_damage_is_rejected_or_logged(damage: Any, words: str, is_folder: bool, tmp_path: Any, caplog: Log) -> None:
     folder = built(tmp_path, is_folder=is_folder)
     assert check(folder) == "f1"
     damage(folder)
@@ -108,13 +108,13 @@ def test_damage_is_refused_or_logged(damage: Any, words: str, is_folder: bool, t
         told = [record.getMessage() for record in caplog.records if record.name == "handlers.archive_files"]
         assert told == [f"This folder was edited since it was built: {words}"]
         return
-    with pytest.raises(InvalidConfig) as refused:
+    with pytest.raises(InvalidConfig) as rejected:
         check(folder)
     expected = f"the archive's files differ from its build: {words}; copy it again, or build it with --force"
-    assert str(refused.value) == expected
+    assert str(rejected.value) == expected
 
 
-def test_archive_of_another_format_is_refused_with_the_command_for_this(tmp_path: Path, monkeypatch: Patch) -> None:
+def test_archive_of_another_format_is_rejected_with_the_command_for_this(tmp_path: Path, monkeypatch: Patch) -> None:
     with monkeypatch.context() as former:
         former.setattr(archive_files, "FORMAT", 1)
         folder = built(tmp_path)

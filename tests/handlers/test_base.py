@@ -285,7 +285,7 @@ def test_task_of_the_docstring_serves(tmp_path: Path) -> None:
     assert bad == {"code": 422, "type": "CorruptInput", "message": "number: must be a number."}
 
 
-def test_task_of_a_former_release_is_served_or_refused_with_what_has_changed(tmp_path: Path) -> None:
+def test_task_of_a_former_release_is_served_or_rejected_with_what_has_changed(tmp_path: Path) -> None:
     class Spoken(DoublingHandler):
         inputs: Any = Inputs(frozenset({"number"}), ("text/plain",), in_threads=False)
 

@@ -46,7 +46,7 @@ def test_config_that_is_wrong_is_one_error_that_lists_every_problem(values: Any,
     *(({"src_lang": "auto", **more}, "src_lang: auto needs a detector") for more in ({}, {"detector": None})),
     *(({"detector": {"file": "f", **more}}, "the name of a file is needed") for more in ({}, {"packages": "p"})),
 )
-def test_settings_that_contradict_each_other_are_refused_and_limits_may_be_reached(values: Any, words: str) -> None:
+def test_settings_that_contradict_each_other_are_rejected_and_limits_may_be_reached(values: Any, words: str) -> None:
     with pytest.raises(InvalidConfig, match=words):
         parse(TranslationConfig, values)
     most = {"num_beams": 8, "max_new_tokens": 12, "max_new_tokens_limit": 12, "precision": "int8"}
@@ -72,7 +72,7 @@ def test_names_above_handler_are_those_that_torchserves_frontend_reads() -> None
     check_names({**dict.fromkeys(FRONTEND_NAMES, 1), "pt2": {}, "handler": {}})
 
 
-def test_unknown_name_is_refused_with_the_one_that_was_meant_or_its_place() -> None:
+def test_unknown_name_is_rejected_with_the_one_that_was_meant_or_its_place() -> None:
     with pytest.raises(InvalidConfig) as above:
         check_names({"batch_size": 8, "handlers": {}, "top_k": 3})
     likely = "batch_size: unknown name (did you mean batchSize?); handlers: unknown name (did you mean handler?)"
@@ -90,7 +90,7 @@ def test_unknown_name_is_refused_with_the_one_that_was_meant_or_its_place() -> N
     ("split_requests", "removed; max_request_items may exceed max_batch_items"),
     ("scheduling: max_batch_items", "it belongs directly under handler:"),
 )
-def test_former_name_of_a_limit_is_refused_with_the_new_one(name: str, now: str) -> None:
+def test_former_name_of_a_limit_is_rejected_with_the_new_one(name: str, now: str) -> None:
     section, _, inner = name.partition(": ")
     with pytest.raises(InvalidConfig) as raised:
         parse(TensorsConfig, {section: {inner: 8} if inner else 8})
@@ -109,7 +109,7 @@ def test_mode_left_open_is_adaptive_where_torchserve_lets_it(named: Any, setting
     assert (config.scheduling.mode, config.scheduling.max_queue_items, config.max_batch_items) == (mode, 7, 3)
 
 
-def test_wrong_options_are_refused_with_the_known_ones_and_not_quoted() -> None:
+def test_wrong_options_are_rejected_with_the_known_ones_and_not_quoted() -> None:
     for values in ({"top_k": "many secrets"}, {"top_k": 0}, {"top_k": 1.5}, {"k": "many secrets"}):
         with pytest.raises(InvalidOption, match=r"Known options: top_k, function_to_apply\.") as raised:
             parse_options(ImageClassificationOptions, values)

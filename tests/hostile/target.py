@@ -1,6 +1,6 @@
 """A worker of TorchServe in this process: the real handler of a tiny model, behind what the frontend hands over.
 
-Request -> retrieve_data_for_inference (TorchServe's own) -> handle -> Reply, in the order of the requests
+Request -> retrieve_data_for_inference (TorchServe's own) -> handle -> Response, in the order of the requests
 """
 
 import json
@@ -36,7 +36,7 @@ ENGINE: dict[str, Any] = {"precision": "fp32", "threads": 1}
 Staged = tuple[BatchHandler[Any, Any], Path, dict[str, Any]]
 
 
-class Reply(NamedTuple):
+class Response(NamedTuple):
     status: int
     headers: dict[str, str]
     body: bytes
@@ -48,7 +48,7 @@ class Target:
         handler, staged, settings = STAGED[task](folder)
         self._handler = started(handler, staged, settings)
 
-    def answer(self, requests: Sequence[Request], *, decodes: bool) -> list[Reply]:
+    def answer(self, requests: Sequence[Request], *, decodes: bool) -> list[Response]:
         """Answer requests as one batch."""
         context = self._handler.worker_context
         processors, rows, ids = Service.retrieve_data_for_inference(
@@ -60,7 +60,7 @@ class Target:
         seconds = time.monotonic() - began
         assert len(bodies) == len(requests)
         return [
-            Reply(context.get_response_status(index)[0], context.get_response_headers(index), bytes(body), seconds)
+            Response(context.get_response_status(index)[0], context.get_response_headers(index), bytes(body), seconds)
             for index, body in enumerate(bodies)
         ]
 

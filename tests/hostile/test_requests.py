@@ -19,7 +19,7 @@ from PIL import Image
 from handlers.protocol.wire import PROTOBUF
 from load.expect import matches
 from tests.hostile.requests import CANARY, Kind, Request, body, request_of, strings, values
-from tests.hostile.target import Reply, Target
+from tests.hostile.target import Response, Target
 from tests.tiny_models import TEXTS
 
 # Statuses that a client can cause: an answer, its own mistake, a limit.
@@ -36,26 +36,26 @@ FOUND = sorted((Path(__file__).parent / "found").glob("*.json"))
 FORMATS = st.sampled_from(("JPEG", "PNG", "GIF", "BMP", "WEBP"))
 
 
-def problems(reply: Reply) -> Iterator[str]:
+def problems(response: Response) -> Iterator[str]:
     """Yield a sentence for each thing that is wrong with an answer, without the payload."""
-    if reply.status not in ALLOWED:
-        yield f"status {reply.status}"
-    if reply.seconds > LONGEST_S:
-        yield f"a batch of {reply.seconds:.0f} s"
-    content_type = reply.headers.get("content-type", "")
+    if response.status not in ALLOWED:
+        yield f"status {response.status}"
+    if response.seconds > LONGEST_S:
+        yield f"a batch of {response.seconds:.0f} s"
+    content_type = response.headers.get("content-type", "")
     if content_type == PROTOBUF:
-        if reply.status != 200:
-            sent = {name.lower(): value for name, value in reply.headers.items()}
+        if response.status != 200:
+            sent = {name.lower(): value for name, value in response.headers.items()}
             yield from _wrong_message(unquote(sent.get("x-grpc-message", "")))
         return
-    length = {name.lower(): value for name, value in reply.headers.items()}.get("inference-header-content-length")
+    length = {name.lower(): value for name, value in response.headers.items()}.get("inference-header-content-length")
     try:
-        document = json.loads(reply.body[: int(length)] if length else reply.body, parse_constant=_no_constant)
+        document = json.loads(response.body[: int(length)] if length else response.body, parse_constant=_no_constant)
     except ValueError:
         yield "an answer that is no JSON"
         return
-    errors = list(_errors(document, reply.status))
-    if reply.status != 200 and not errors:
+    errors = list(_errors(document, response.status))
+    if response.status != 200 and not errors:
         yield "an error without a code, a type and a message"
     for error in errors:
         if not isinstance(error, dict) or error.keys() not in ({"error"}, {"code", "type", "message"}):
@@ -126,8 +126,8 @@ def wrong(target: Target, task: str, request: Request) -> list[str]:
     assert alone.status == 200
     found: list[str] = []
     for decodes in (False, True):
-        before, reply, after = target.answer([neighbour, request, neighbour], decodes=decodes)
-        found += problems(reply)
+        before, response, after = target.answer([neighbour, request, neighbour], decodes=decodes)
+        found += problems(response)
         for beside in (before, after):
             if beside.status != 200 or not matches(json.loads(alone.body), json.loads(beside.body), TOLERANCE):
                 found.append(f"a neighbour's answer changed ({beside.status})")
@@ -154,6 +154,6 @@ def test_what_was_found_stays_mended(target: Callable[[str], Target], path: Path
     document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     worker, request, expected = target(document["task"]), request_of(document), document["expected"]
     assert wrong(worker, document["task"], request) == []
-    (reply,) = worker.answer([request], decodes=False)
-    assert reply.status == expected["status"], reply.body[:500]
-    assert expected["type"] in (None, json.loads(reply.body).get("type"))
+    (response,) = worker.answer([request], decodes=False)
+    assert response.status == expected["status"], response.body[:500]
+    assert expected["type"] in (None, json.loads(response.body).get("type"))

@@ -1,7 +1,7 @@
 """Inputs to calibrate a precision with, and to compare it with fp32: a user's own, or the examples'.
 
 folder of files | file of lines -> the client's own inputs       -> names and payloads
-                                -> the task's decode and prepare -> items, and refusals
+                                -> the task's decode and prepare -> items, and rejections
 items                           -> split                         -> to calibrate with, to validate with
 
 photographs of the model's folder, or of examples/ -> crops by a seed -> payloads
@@ -99,9 +99,9 @@ class DecodedInput(NamedTuple):
 
 
 def decode_inputs(task: Any, inputs: Sequence[Input], *, is_text: bool) -> tuple[list[DecodedInput], list[str]]:
-    """Decode inputs by a task's own hooks; return the accepted ones, and a line on each refused one."""
+    """Decode inputs by a task's own hooks; return the accepted ones, and a line on each rejected one."""
     accepted: list[DecodedInput] = []
-    refused: list[str] = []
+    rejected: list[str] = []
     for each in inputs:
         try:
             (item,) = task.prepare([decode(task, make_payload(each, inputs_of(task).fields, is_text=is_text))])
@@ -110,10 +110,10 @@ def decode_inputs(task: Any, inputs: Sequence[Input], *, is_text: bool) -> tuple
         except OSError as error:
             item = ItemError(400, type(error).__name__, error.strerror or "cannot be read")
         if isinstance(item, ItemError):
-            refused.append(f"{each.name}: {item.message}")
+            rejected.append(f"{each.name}: {item.message}")
         else:
             accepted.append(DecodedInput(item, _read_label(each)))
-    return accepted, refused
+    return accepted, rejected
 
 
 def _read_label(each: Input) -> Any:
@@ -136,14 +136,14 @@ def match_labels(inputs: Sequence[DecodedInput], names: Sequence[str]) -> list[i
     return known or None
 
 
-def describe_refusals(path: Path, count: int, refused: Sequence[str]) -> str | None:
-    """Describe the refused inputs in one line; None without any; InvalidConfig if the model refuses all inputs."""
-    if not refused:
+def describe_rejections(path: Path, count: int, rejected: Sequence[str]) -> str | None:
+    """Describe the rejected inputs in one line; None without any; InvalidConfig if the model rejects all inputs."""
+    if not rejected:
         return None
-    first = "; ".join(refused[:NAMED]) + ("; ..." if len(refused) > NAMED else "")
-    if len(refused) == count:
+    first = "; ".join(rejected[:NAMED]) + ("; ..." if len(rejected) > NAMED else "")
+    if len(rejected) == count:
         raise InvalidConfig(f"{path}: the model accepts none of the {count} inputs: {first}")
-    return f"{path}: {len(refused)} of {count} inputs are left out: {first}"
+    return f"{path}: {len(rejected)} of {count} inputs are left out: {first}"
 
 
 def find_sample_files(model: ModelEntry) -> list[Path]:

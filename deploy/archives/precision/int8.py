@@ -1,6 +1,6 @@
 """int8 beside fp32, `archive --precision int8`: the conditions, the graph, and its proof.
 
-graph in fp32, inputs -> quantise.py, in the environment that has NNCF -> graph in int8 -> proof, or a refusal
+graph in fp32, inputs -> quantise.py, in the environment that has NNCF -> graph in int8 -> proof, or a rejection
 """
 
 import os

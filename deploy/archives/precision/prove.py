@@ -1,7 +1,7 @@
 """The precisions of a staged archive, and their proofs.
 
 files of an archive, inputs -> answers in fp32 -> answers in bf16, if the processor has it -> proof
-                                               -> int8, on request                         -> proof, or a refusal
+                                               -> int8, on request                         -> proof, or a rejection
 samples of this project     -> answers in fp32 -> precision-samples.npz, for workers on other processors
 """
 
@@ -110,8 +110,8 @@ def _match_labels(model: ModelEntry, validation: Sequence[DecodedInput], task: A
 def _read(model: ModelEntry, path: Path, task: Any) -> list[DecodedInput]:
     """Decode a folder's files or a file's lines, in an order by a seed."""
     given = inputs.draw(inputs.list_inputs(path))
-    items, refused = inputs.decode_inputs(task, given, is_text=task_of(model).samples != "images")
-    if line := inputs.describe_refusals(path, len(given), refused):
+    items, rejected = inputs.decode_inputs(task, given, is_text=task_of(model).samples != "images")
+    if line := inputs.describe_rejections(path, len(given), rejected):
         _print(model, line)
     return items
 

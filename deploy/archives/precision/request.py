@@ -93,7 +93,7 @@ def add_options(group: argparse._ArgumentGroup) -> None:
         group.add_argument("--precision", choices=["int8"], help=words)
         words = f"calibrate int8 with these inputs, at least {FEWEST}; {MOST} are used at most"
         group.add_argument("--calibrate", type=Path, metavar="FOLDER|FILE", help=words)
-        words = "refuse int8 below this agreement, 0..1 (default: 0.99 for labels and accuracy, else 0.98)"
+        words = "reject int8 below this agreement, 0..1 (default: 0.99 for labels and accuracy, else 0.98)"
         group.add_argument("--min-agreement", type=_parse_share, metavar="X", help=words)
     else:
         group.set_defaults(precision=None, calibrate=None, min_agreement=None)

@@ -54,7 +54,7 @@ from deploy.archives.tensors.risks import (
     find_unchecked,
     make_checked,
     make_checks,
-    refuse_negatives,
+    reject_negatives,
 )
 from deploy.models import Engine, ModelEntry
 from handlers.archive_files import FIDELITY, GRAPH
@@ -139,7 +139,7 @@ def _stage_graph(
         raise InvalidConfig(f"OpenVINO computes FP64 in FP32, and {owner} in FP64")
     signature = _sign(said, config)
     if program is not None:
-        refuse_negatives(program, model, signature, config)
+        reject_negatives(program, model, signature, config)
     facts = {"has_owner": owner is not None, "is_program": program is not None}
     if unchecked := find_unchecked(model, signature, **facts, is_finite=not config.allow_non_finite):
         check_mixing(model.clone, signature, config)  # no other engine may batch it either
@@ -193,7 +193,7 @@ def _compare(run: Run, owner: str, said: DeclaredSignature, config: TensorsConfi
             owner=owner,
             large=large,
             is_random=is_random,
-            find_refusal=make_checks(engine.model),
+            find_rejection=make_checks(engine.model),
         )
     except NotRun as error:
         raise InvalidConfig(f"OpenVINO cannot be compared with {owner}: {error}") from error

@@ -44,7 +44,7 @@ def _run(model: ModelEntry, folder: Path, config: TensorsConfig) -> None:
     try:
         prove(FunctionEngine(function.infer, function.inputs).run, signature, config)
     except NotRun as error:
-        print(f"{model.name}: not shown to batch: {error}")  # it may refuse numbers that its clients never send
+        print(f"{model.name}: not shown to batch: {error}")  # it may reject numbers that its clients never send
 
 
 @contextmanager

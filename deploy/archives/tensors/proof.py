@@ -34,7 +34,7 @@ OTHER_AXIS = "; if rows are along another dimension, set it, as in batch_dim: 1,
 
 
 class NotRun(InvalidConfig):
-    """The model refused a row of random numbers, so its batching is unknown."""
+    """The model rejected a row of random numbers, so its batching is unknown."""
 
 
 class Mixed(InvalidConfig):
@@ -161,11 +161,11 @@ def compare_runtimes(
     owner: str,
     large: Collection[str],
     is_random: bool,
-    find_refusal: Callable[[Arrays], str | None] = lambda _: None,
+    find_rejection: Callable[[Arrays], str | None] = lambda _: None,
 ) -> tuple[float, int]:
     """Return the largest relative error to the file's own runtime, of single rows and all together, and the rows.
 
-    What the owner refuses must not be answered: `find_refusal` names what the worker refuses before it runs a row.
+    What the owner rejects must not be answered: `find_rejection` names what the worker rejects before it runs a row.
     """
     datatypes = {each.datatype for each in (*signature.inputs.values(), *(signature.outputs or {}).values())}
     tolerance = max([FAITHFUL, *(TOLERANCES.get(str(datatype), 0) for datatype in datatypes)])
@@ -196,8 +196,8 @@ def compare_runtimes(
                 expected = _run_copies(other, row, signature)
             except Exception:
                 # Not a valid input of the model, such as an index outside its table.
-                if find_refusal(row) is None and _try_run(run, row, signature) is not None:
-                    raise InvalidConfig(f"OpenVINO answers {words}, which {owner} refuses") from None
+                if find_rejection(row) is None and _try_run(run, row, signature) is not None:
+                    raise InvalidConfig(f"OpenVINO answers {words}, which {owner} rejects") from None
                 continue
             is_finite = all(np.isfinite(array).all() for array in expected.values() if array.dtype.kind == "f")
             if is_finite or "whole" not in words:

@@ -51,7 +51,7 @@ def find_unchecked(
 ) -> str | None:
     """Describe a position, length or count that OpenVINO does not check, or whole numbers that it cuts off.
 
-    `is_program`: PyTorch refuses some negative positions, which OpenVINO counts from the end.
+    `is_program`: PyTorch rejects some negative positions, which OpenVINO counts from the end.
     """
     check_division(model, signature)
     for step in walk(model, _give(model, signature, is_finite=is_finite)):
@@ -73,7 +73,7 @@ def find_unchecked(
 
 
 def check_division(model: openvino.Model, signature: Signature) -> None:
-    """Refuse a division of the smallest whole number by -1, which ends the process on every engine."""
+    """Reject a division of the smallest whole number by -1, which ends the process on every engine."""
     kinds = [(each.any_name not in signature.constants, each.get_element_type()) for each in model.inputs]
     for step in walk(model, [Value(*find_type_range(kind), is_sent) for is_sent, kind in kinds]):
         kind, port = step.node.get_type_name(), step.node.output(0) if step.node.get_output_size() else None
@@ -92,7 +92,7 @@ def check_division(model: openvino.Model, signature: Signature) -> None:
 
 
 def _give(model: openvino.Model, signature: Signature, *, is_finite: bool) -> list[Value]:
-    """Return the inputs' ranges: the worker refuses numbers outside `integer_bounds`, and more than 32 bits."""
+    """Return the inputs' ranges: the worker rejects numbers outside `integer_bounds`, and more than 32 bits."""
     bounds, given = integer_bounds(model), []
     for port in model.inputs:
         name, kind = port.any_name, port.get_element_type()
@@ -125,7 +125,7 @@ def _is_inside(node: Any, port: int, value: Value, *, counts_back: bool) -> bool
     sizes = [table[axis].get_length() if table[axis].is_static else 0 for axis in find_indexed(node)]
     if not sizes:
         return False
-    # A range of exactly a table's size is that of an input whose negatives the owner accepts: `refuse_negatives`.
+    # A range of exactly a table's size is that of an input whose negatives the owner accepts: `reject_negatives`.
     is_back = kind == "Gather" and (counts_back or (value.least, value.most) == (-min(sizes), min(sizes) - 1))
     return value.is_within(-min(sizes) if is_back else 0, min(sizes) - 1)
 
@@ -173,8 +173,8 @@ def _is_cut_off(step: Step) -> bool:
     )
 
 
-def refuse_negatives(run: Run, model: openvino.Model, signature: Signature, config: TensorsConfig) -> None:
-    """Let the worker refuse the negative positions that a program refuses: those of an Embedding, not of `table[i]`."""
+def reject_negatives(run: Run, model: openvino.Model, signature: Signature, config: TensorsConfig) -> None:
+    """Let the worker reject the negative positions that a program rejects: those of an Embedding, not of `table[i]`."""
     row, found = make_rows(signature, config)[0], []
     for name, (least, _) in integer_bounds(model).items():
         if least < 0:
@@ -191,7 +191,7 @@ def make_checks(model: openvino.Model) -> Callable[[Arrays], str | None]:
 
 
 def make_checked(run: Run, model: openvino.Model) -> Run:
-    """Return a run that refuses the rows that the worker refuses, which would read beyond a table."""
+    """Return a run that rejects the rows that the worker rejects, which would read beyond a table."""
     check = make_checks(model)
 
     def checked(arrays: Arrays) -> Arrays:

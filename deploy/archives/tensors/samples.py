@@ -24,7 +24,7 @@ LARGE = (2**24, 2**24 + 2**20), (-(2**24) - 2**20, -(2**24)), (2**31 - 2**20, 2*
 # Those of UINT32, and of floats that a graph makes whole; requests with more than INT32 of other types are rejected.
 LARGEST = (2**32 - 2**20, 2**32)
 
-# Whole numbers, those first that few models refuse: each vocabulary has 0 and 1, and nothing divides by 0.
+# Whole numbers, those first that few models reject: each vocabulary has 0 and 1, and nothing divides by 0.
 DIGITS = ((0, 2), (1, 3), (3, 10), *((10**n, 10**n + 2) for n in range(1, 7)), (-2, 0))
 SMALL = DIGITS[2]
 # Those that sway a largest or a smallest number of all rows, as a share of INT32's; one may be a length, of which a
@@ -123,7 +123,7 @@ def _make_row(
 
 
 def _make_noise(array: NDArray[Any], noise: np.random.Generator, limits: tuple[int, int]) -> NDArray[Any]:
-    """Make numbers that few models refuse: floats from 0 to 1, and whole numbers within limits."""
+    """Make numbers that few models reject: floats from 0 to 1, and whole numbers within limits."""
     digits = noise.integers(*limits, array.shape)
     if array.dtype.kind == "O":
         return make_objects([b"%d" % digit for digit in digits.ravel()]).reshape(array.shape)

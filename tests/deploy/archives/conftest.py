@@ -57,7 +57,7 @@ class ArchiveSh:
         self.out, self.err = printed.out.splitlines(), without_steps(printed.err)
         return self.out
 
-    def refused(self, *arguments: str) -> str:
+    def rejected(self, *arguments: str) -> str:
         """Build, which fails with exit code 1; returns the one line of stderr without the program's name."""
         self._capture.readouterr()
         assert main(self.arguments(*arguments)) == 1

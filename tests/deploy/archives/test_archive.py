@@ -91,7 +91,7 @@ def test_archive_is_left_alone_until_an_input_changes_or_it_is_damaged(archive_s
     # A build that fails leaves the old one.
     before = path.read_bytes()
     (colours / "palette.csv").unlink()
-    assert archive_sh.refused(*arguments) == "colours: staged_files: no palette.csv in colours/"
+    assert archive_sh.rejected(*arguments) == "colours: staged_files: no palette.csv in colours/"
     assert path.read_bytes() == before
 
 
@@ -129,8 +129,8 @@ def test_what_is_up_to_date_or_exported_needs_no_import_of_torch(archive_sh: Arc
     assert "deploy.archives.archive" in imported
     assert not {"torch", "openvino", "onnx", "onnxruntime", "ts", "colour_names"} & imported
     finished = run(*archive_sh.arguments("colors"))
-    refusal = "torchserve-batching archive: colors: not in models.yaml; known are colours, scaled\n"
-    assert (finished.returncode, finished.stdout, finished.stderr) == (1, "", refusal)
+    rejection = "torchserve-batching archive: colors: not in models.yaml; known are colours, scaled\n"
+    assert (finished.returncode, finished.stdout, finished.stderr) == (1, "", rejection)
 
 
 @table(
@@ -165,7 +165,7 @@ def test_unusable_command_line_exits_2(arguments: list[str], words: str, capsys:
 )
 def test_wrong_list_is_one_line(listed: str, words: str, archive_sh: ArchiveSh) -> None:
     archive_sh.models.write_text(f"m: {{task: tensors, version: '1'}}\n{listed}\n")
-    assert words in archive_sh.refused("colours")
+    assert words in archive_sh.rejected("colours")
 
 
 def test_name_leads_to_the_newest_and_the_way_back_needs_no_build(archive_sh: ArchiveSh, colours: Path) -> None:
@@ -192,7 +192,7 @@ def test_name_leads_to_the_newest_and_the_way_back_needs_no_build(archive_sh: Ar
     archive_sh.models.write_text(archive_sh.models.read_text().replace("colours:", "colours-1.0:"))
     shutil.copytree(archive_sh.folder / "colours", archive_sh.folder / "colours-1.0")
     words = "colours-1.0: colours-1.0.mar is an archive of colours: rename one of the models"
-    assert archive_sh.refused("colours-1.0", *MAR[1:]) == words
+    assert archive_sh.rejected("colours-1.0", *MAR[1:]) == words
 
 
 def test_check_lists_other_handlers(archive_sh: ArchiveSh, colours: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -222,7 +222,7 @@ def test_entries_are_all_checked_before_the_first_is_built(archive_sh: ArchiveSh
     (archive_sh.folder / "wrong").mkdir()
     (archive_sh.folder / "wrong" / "model-config.yaml").write_text("handler: {max_batch_itmes: 3}\n")
     shutil.copy(colours / "palette.csv", archive_sh.folder / "wrong")
-    assert "wrong: handler: max_batch_itmes: unknown name" in archive_sh.refused("--all")
+    assert "wrong: handler: max_batch_itmes: unknown name" in archive_sh.rejected("--all")
     assert not list(archive_sh.store.glob("colours*"))
 
 
@@ -271,10 +271,10 @@ def test_model_config_may_be_missing_and_is_checked(text: str | None, outcome: s
     if "by default" in outcome:
         assert archive_sh("own")[-1].endswith(outcome)
     else:
-        assert archive_sh.refused("own").startswith(outcome)
+        assert archive_sh.rejected("own").startswith(outcome)
 
 
-def test_build_says_why_an_archive_is_classic_and_refuses_an_adaptive_one_that_cannot_be(archive_sh: ArchiveSh) -> None:
+def test_build_says_why_an_archive_is_classic_and_rejects_an_adaptive_one_that_cannot_be(archive_sh: ArchiveSh) -> None:
     folder = archive_sh.write_list("own", "tensors", "infer.py")
     (folder / "infer.py").write_text("def infer(x):\n    return {'y': x}\n")
 
@@ -291,6 +291,6 @@ def test_build_says_why_an_archive_is_classic_and_refuses_an_adaptive_one_that_c
     config = archive_sh.config("own")
     assert "continuousBatching" not in config and config["maxWorkers"] == 4
     write(maxWorkers=4, **ADAPTIVE)
-    assert "own: handler: scheduling: mode: adaptive: maxWorkers must be 1" in archive_sh.refused("own")
+    assert "own: handler: scheduling: mode: adaptive: maxWorkers must be 1" in archive_sh.rejected("own")
     with pytest.raises(InvalidConfig, match=r"^m: model-config.yaml: continuousBatching: the build writes it"):
         complete_mode("m", {"continuousBatching": False, **ADAPTIVE})

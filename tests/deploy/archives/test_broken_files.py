@@ -1,4 +1,4 @@
-"""Files that are cut short, not what their names say, or do not belong together: each is refused in one line."""
+"""Files that are cut short, not what their names say, or do not belong together: each is rejected in one line."""
 
 import json
 import os
@@ -48,12 +48,12 @@ def save_state(path: Path) -> None:
     ("m.pt2", scaled_pt2, "own: m.pt2: it is not a whole program of torch.export.save"),
     ("m.ftz", lambda path: path.write_bytes(bytes(64)), "m.ftz: not a whole fastText model"),
 )
-def test_broken_weights_are_refused(name: str, write: Any, words: str, change: Any, archive_sh: ArchiveSh) -> None:
+def test_broken_weights_are_rejected(name: str, write: Any, words: str, change: Any, archive_sh: ArchiveSh) -> None:
     handler = {"w": "image_classification", "m": "tensors"}[name[0]] if name != "m.ftz" else "language_id"
     archive_sh.write_list("own", handler, name, {"arch": ARCH} if handler == "image_classification" else None)
     write(archive_sh.folder / name)
     change(archive_sh.folder / name)
-    assert words in archive_sh.refused("own")
+    assert words in archive_sh.rejected("own")
 
 
 @table(
@@ -64,7 +64,7 @@ def test_broken_weights_are_refused(name: str, write: Any, words: str, change: A
     ("own/request.json", lambda path: path.write_text("{"), "request.json: not valid JSON"),
     ("own/samples.txt", lambda path: path.write_bytes(b"\xff"), "own: samples.txt: not UTF-8"),
 )
-def test_broken_file_beside_a_checkpoint_is_refused(name: str, change: Any, words: str, archive_sh: ArchiveSh) -> None:
+def test_broken_file_beside_a_checkpoint_is_rejected(name: str, change: Any, words: str, archive_sh: ArchiveSh) -> None:
     weights = checkpoint(archive_sh.folder / "weights", "bert", "text_classification", labels=("NO", "YES"))
     (weights / "modules.json").write_text('[{"path": ""}]')
     task = "translation" if "samples" in name else "text_classification"
@@ -72,7 +72,7 @@ def test_broken_file_beside_a_checkpoint_is_refused(name: str, change: Any, word
     change(archive_sh.folder / name)
     is_own = name.startswith("own/")
     arguments = ["own", "--engine", "torch" if is_own else "auto"]
-    assert words in archive_sh.refused(*arguments)
+    assert words in archive_sh.rejected(*arguments)
     with pytest.raises(InvalidConfig if is_own or "loaded" in words else WeightsUnavailable):
         main(archive_sh.arguments(*arguments, "--debug"))
 
@@ -85,7 +85,7 @@ def test_broken_file_beside_a_checkpoint_is_refused(name: str, change: Any, word
     (b'{"0": "a", "1": "a", "2": "a (0)"}', 3, "several classes have the name a; give each its own"),
     (b'{"0": "a", "1": "b"}', 3, r".*3 classes; name them in own/index_to_name\.json, from 0 to 2: .*; there"),
 )
-def test_broken_labels_are_refused_by_name(
+def test_broken_labels_are_rejected_by_name(
     text: bytes, count: int, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -132,12 +132,12 @@ MISTAKES: dict[str, tuple[Callable[[Path], object], str]] = {
 @pytest.mark.builds
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_checkpoint_whose_files_do_not_belong_together_is_refused(mistake: str, archive_sh: ArchiveSh) -> None:
+def test_checkpoint_whose_files_do_not_belong_together_is_rejected(mistake: str, archive_sh: ArchiveSh) -> None:
     folder = archive_sh.write_list("own", "text_classification", config={})
     weights = checkpoint(folder / "weights", "bert", "text_classification")
     make, words = MISTAKES[mistake]
     make(weights)
-    assert words in archive_sh.refused("own", "--weights", str(weights), "--engine", "openvino")
+    assert words in archive_sh.rejected("own", "--weights", str(weights), "--engine", "openvino")
 
 
 @table(
@@ -145,14 +145,14 @@ def test_checkpoint_whose_files_do_not_belong_together_is_refused(mistake: str, 
     ("object_detection", "Yolos", "rt_detr"),
     ("image_segmentation", "MaskFormer", "segformer"),
 )
-def test_network_of_another_family_is_refused(task: str, kind: str, family: str, archive_sh: ArchiveSh) -> None:
+def test_network_of_another_family_is_rejected(task: str, kind: str, family: str, archive_sh: ArchiveSh) -> None:
     folder = archive_sh.write_list("own", task, config={})
     getattr(transformers, f"{kind}Config")().save_pretrained(folder)
     getattr(transformers, f"{kind}ImageProcessor")().save_pretrained(folder)
     safetensors.torch.save_file({}, folder / "model.safetensors")
-    refusal = archive_sh.refused("own", "--weights", str(folder))
-    assert refusal.startswith(f"own: {kind.lower()} is not supported by this task; supported families are {family}, ")
-    assert refusal.endswith("with torch.onnx.export, and serve the file with task: tensors")
+    rejection = archive_sh.rejected("own", "--weights", str(folder))
+    assert rejection.startswith(f"own: {kind.lower()} is not supported by this task; supported families are {family}, ")
+    assert rejection.endswith("with torch.onnx.export, and serve the file with task: tensors")
 
 
 @pytest.mark.builds

@@ -1,4 +1,4 @@
-"""Hugging Face checkpoints and tasks in files of users: what is packed, fetched, trusted and refused."""
+"""Hugging Face checkpoints and tasks in files of users: what is packed, fetched, trusted and rejected."""
 
 import json
 import sys
@@ -170,7 +170,7 @@ def spoil(colours: Path, change: dict[str, str]) -> None:
 )
 def test_unservable_task_is_one_line(change: dict[str, str], words: str, archive_sh: ArchiveSh, colours: Path) -> None:
     spoil(colours, change)
-    assert words in archive_sh.refused("colours") and not (archive_sh.store / "colours").exists()
+    assert words in archive_sh.rejected("colours") and not (archive_sh.store / "colours").exists()
 
 
 @table(
@@ -191,7 +191,7 @@ def test_bug_of_a_task_is_the_line_of_its_file(
     change: dict[str, str], words: str, archive_sh: ArchiveSh, colours: Path
 ) -> None:
     spoil(colours, change)
-    assert words in archive_sh.refused("colours") and not (archive_sh.store / "colours").exists()
+    assert words in archive_sh.rejected("colours") and not (archive_sh.store / "colours").exists()
 
 
 @table(
@@ -205,10 +205,10 @@ def test_requirement_that_is_missing_is_one_line_with_the_command(
 ) -> None:
     entry = {"task": "colour_names.py", "version": "1.0", "requirements": needs}
     archive_sh.models.write_text(yaml.safe_dump({"colours": entry}))
-    refused = archive_sh.refused("colours")
-    assert words in refused
-    if "not installed" in refused:
-        assert f"{sys.executable} -m pip install " in refused
+    rejected = archive_sh.rejected("colours")
+    assert words in rejected
+    if "not installed" in rejected:
+        assert f"{sys.executable} -m pip install " in rejected
 
 
 @pytest.mark.builds
@@ -238,7 +238,7 @@ def test_task_named_like_a_module_is_one_line(name: str, words: str, archive_sh:
     else:
         (archive_sh.folder / "colour_names.py").rename(archive_sh.folder / name)
         spoil(colours, {"task: colour_names.py": f"task: {name}"})
-    assert words in archive_sh.refused("colours")
+    assert words in archive_sh.rejected("colours")
 
 
 @pytest.mark.parametrize("name", ["handlers/base.py", "types.py", "email/message.py", "build.json"])
@@ -246,7 +246,7 @@ def test_file_that_would_hide_the_workers_own_is_not_staged(name: str, archive_s
     (colours / name).parent.mkdir(exist_ok=True)
     (colours / name).write_text("")
     spoil(colours, {'("palette.csv",)': f'("palette.csv", "{name}")'})
-    assert f"colours: {name.partition('/')[0]} cannot be staged" in archive_sh.refused("colours")
+    assert f"colours: {name.partition('/')[0]} cannot be staged" in archive_sh.rejected("colours")
 
 
 @pytest.mark.builds

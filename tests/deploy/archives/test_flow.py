@@ -70,7 +70,7 @@ def test_value_of_a_request_is_followed_through_all_that_a_loop_carries() -> Non
 
 
 @table(*((kind, False) for kind in ("INT8", "INT16", "UINT32")), *((kind, True) for kind in ("INT32", "INT64")))
-def test_only_divisions_that_trap_are_refused(kind: str, is_fatal: bool) -> None:
+def test_only_divisions_that_trap_are_rejected(kind: str, is_fatal: bool) -> None:
     x, z = (opset13.parameter([-1], np.dtype(kind.lower()), name) for name in "xz")
     for port in (x, z):
         port.output(0).set_names({port.get_friendly_name()})

@@ -87,7 +87,7 @@ def test_form_that_is_not_served_is_one_line(settings: Any, given: Any, words: s
     for name, content in given.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
-    line = archive_sh.refused("own", "--weights", str(folder))
+    line = archive_sh.rejected("own", "--weights", str(folder))
     assert line.startswith(f"own: {folder}: ") and words in line
 
 
@@ -111,7 +111,7 @@ LAYER = "bert.encoder.layer.0.attention.self.query"
         ("bert.encoder.layer.0.attention.rotary_emb.inv_freq", None),
     ],
 )
-def test_weights_without_a_place_in_a_layer_are_refused(
+def test_weights_without_a_place_in_a_layer_are_rejected(
     name: str, words: str | None, auto_class: str, tmp_path: Path
 ) -> None:
     path = checkpoint(tmp_path, "bert", "text_classification") / "model.safetensors"

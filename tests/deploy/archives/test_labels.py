@@ -17,12 +17,12 @@ from tests.tables import table
     (("classification_report.txt", "   precision  recall  f1-score\n\nrose   0.90   0.81   0.85\n"), False),
     (("synset_words.txt", "name\n" * 1000), False),
 )
-def test_only_what_looks_like_names_is_refused(
-    file: tuple[str, str], is_refused: bool, tmp_path: Path, capsys: Any
+def test_only_what_looks_like_names_is_rejected(
+    file: tuple[str, str], is_rejected: bool, tmp_path: Path, capsys: Any
 ) -> None:
     model = ModelEntry("own", "image_classification", "1", folder=tmp_path)
     (tmp_path / file[0]).write_text(file[1])
-    if is_refused:
+    if is_rejected:
         with pytest.raises(InvalidConfig, match=f"^own: {file[0]} is not read; name the classes in "):
             check_labels(model)
     else:

@@ -114,7 +114,7 @@ def test_file_that_openvino_does_not_run_exactly_answers_as_the_reference(case: 
             assert texts == expected.ravel().tolist()
 
 
-def test_row_that_onnx_runtime_refuses_fails_alone(archive_sh: ArchiveSh) -> None:
+def test_row_that_onnx_runtime_rejects_fails_alone(archive_sh: ArchiveSh) -> None:
     table = ", ".join(map(str, range(20)))
     graph = "(int64[rows] at, string[rows] text) => (float[rows, 2] y, string[rows] same) <float[10, 2] table = {%s}>"
     write_onnx(archive_sh.folder / "m.onnx", graph % table + "{ y = Gather (table, at) same = Identity (text) }")
@@ -138,7 +138,7 @@ def test_texts_are_counted_without_the_files_locale_unless_its_lower_case_differ
                 ngram_counts = [0], ngram_indexes = [0, 1, 2], pool_strings = ["ölaf", "привет", "fox"]> (rows) }}"""
         write_onnx(archive_sh.folder / "m.onnx", graph)
         if language == "tr":
-            assert "Failed to construct locale with name:tr_XX.UTF-8" in archive_sh.refused("m")
+            assert "Failed to construct locale with name:tr_XX.UTF-8" in archive_sh.rejected("m")
             return
         sent = ["FOX", "ÖLAF", "ПРИВЕТ", "fox", "İ"]
         got = columns(ask(built(archive_sh), *inference({"text": np.array(sent, object)})))
@@ -179,7 +179,7 @@ def test_scalar_input_has_the_value_of_the_configuration(engine: str, archive_sh
 def test_scalar_input_needs_a_value_that_it_can_have(constants: Any, words: str, archive_sh: ArchiveSh) -> None:
     write_onnx(archive_sh.folder / "m.onnx", "(int8[n, 4] x, int8 s) => (int8[n, 4] y) { y = Add (x, s) }")
     archive_sh.write_list("m", "tensors", "m.onnx", {"constants": constants})
-    assert archive_sh.refused("m").startswith(f"m: m.onnx: {words}")
+    assert archive_sh.rejected("m").startswith(f"m: m.onnx: {words}")
 
 
 def test_weight_that_the_file_lists_among_its_inputs_may_be_set(archive_sh: ArchiveSh) -> None:
@@ -200,38 +200,38 @@ def test_onnx_runtime_runs_a_file_that_asks_for_it_with_its_external_data(archiv
             np.testing.assert_allclose(array, first[name], 1e-5, 1e-6)
     archive_sh.write_list("m", "text_classification", "m.onnx", {})
     words = "m: --engine onnxruntime runs ONNX files; they need task: tensors"
-    assert archive_sh.refused("m", "--engine", "onnxruntime") == words
+    assert archive_sh.rejected("m", "--engine", "onnxruntime") == words
 
 
-def test_maps_are_left_out_of_answers_and_refusals_name_the_way_out(archive_sh: ArchiveSh) -> None:
+def test_maps_are_left_out_of_answers_and_rejections_name_the_way_out(archive_sh: ArchiveSh) -> None:
     maps = "seq(map(int64, float)) maps"
     write_onnx(archive_sh.folder / "m.onnx", f"(float[n, 4] X) => (int64[n] label, {maps}) {{ {ZIPPED} }}")
     assert built(archive_sh).metadata.outputs[0].name == "label"
     said = "m: answers lack maps, which is a sequence or map; convert the model with zipmap=False"
     assert said in archive_sh.out[0]
     write_onnx(archive_sh.folder / "m.onnx", f"(float[n, 4] X) => ({maps}) {{ {ZIPPED} }}")
-    refusal, way = archive_sh.refused("m"), "; convert the model with zipmap=False"
-    assert refusal.startswith("m: m.onnx: OpenVINO cannot read it: ") and way in refusal
+    rejection, way = archive_sh.rejected("m"), "; convert the model with zipmap=False"
+    assert rejection.startswith("m: m.onnx: OpenVINO cannot read it: ") and way in rejection
     path = archive_sh.folder / "m.onnx"
     nodes = "label, probabilities = " + LINEAR % "classlabels_ints = [0, 1, 2]"
     write_onnx(path, f"(float[1, 4] X) => (int64[1] label, float[1, 3] probabilities) {{ {nodes} }}")
     archive_sh.write_list("m", "tensors", "m.onnx")
-    assert "; max_batch_items: 1 serves rows one by one; if rows" in archive_sh.refused("m")
+    assert "; max_batch_items: 1 serves rows one by one; if rows" in archive_sh.rejected("m")
     handler = built(archive_sh, {"max_batch_items": 1})
     assert ask(handler, instances([0, 0, 0, 0])).body["predictions"][0]["label"] == 1
     write_onnx(path, CASES["mod"][0])
-    assert archive_sh.refused("m", "--engine", "openvino").endswith("; --engine onnxruntime may run it, without int8")
+    assert archive_sh.rejected("m", "--engine", "openvino").endswith("; --engine onnxruntime may run it, without int8")
     write_onnx(path, "(float[n, 4] X) => (float[] y) { y = com.microsoft.Foo (X) }")
-    refusal = archive_sh.refused("m")
-    assert "OpenVINO cannot read it: " in refusal
-    assert "ONNX Runtime cannot read it: Fatal error: com.microsoft:Foo(-1) is not a registered function" in refusal
+    rejection = archive_sh.rejected("m")
+    assert "OpenVINO cannot read it: " in rejection
+    assert "ONNX Runtime cannot read it: Fatal error: com.microsoft:Foo(-1) is not a registered function" in rejection
     own = archive_sh.folder / "own"
     own.mkdir()
     scaled_onnx(own / "m.onnx", location="w.bin", **OUTSIDE, size_threshold=0)
     (own / "m.onnx").write_bytes((own / "m.onnx").read_bytes().replace(b"w.bin", b"../wb"))
     (archive_sh.folder / "wb").write_bytes((own / "w.bin").read_bytes())
     archive_sh.write_list("m", "tensors", "own/m.onnx", {})
-    assert "its external data must be in its folder" in archive_sh.refused("m", "--engine", "onnxruntime")
+    assert "its external data must be in its folder" in archive_sh.rejected("m", "--engine", "onnxruntime")
 
 
 def test_engine_takes_and_returns_bf16_as_fp32_and_needs_its_file_and_precision(tmp_path: Path) -> None:

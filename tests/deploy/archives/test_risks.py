@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.builds, pytest.mark.filterwarnings("ignore:`torch.jit:
 F32 = np.float32
 X = np.arange(6, dtype=F32)
 SQUARE = f"float[3, 3] t = {{{', '.join(map(str, range(9)))}}}"
-# A graph, a good row, and values of `i` in a row that ONNX Runtime refuses.
+# A graph, a good row, and values of `i` in a row that ONNX Runtime rejects.
 UNCHECKED: dict[str, tuple[str, dict[str, Any], list[Any]]] = {
     "GatherND of a constant": (
         f"(int64[n, 2] i) => (float[n] y) <{SQUARE}> {{ y = GatherND (t, i) }}",
@@ -90,10 +90,10 @@ def test_position_that_values_decide_is_checked_by_onnx_runtime_and_a_wrong_one_
     rows = [good, *({**good, "i": np.array(each, good["i"].dtype)} for each in bad), good]
     answer = ask(handler, instances(*({name: array.tolist() for name, array in row.items()} for row in rows)))
     (expected,) = ReferenceEvaluator(str(path)).run(["y"], {name: array[None] for name, array in good.items()})
-    first, *refused, last = answer.body["predictions"]
+    first, *rejected, last = answer.body["predictions"]
     for prediction in (first, last):
         np.testing.assert_allclose(prediction, np.asarray(expected)[0], 1e-5)
-    assert [(each["error"]["code"], each["error"]["type"]) for each in refused] == [(422, "OutOfRange")] * len(bad)
+    assert [(each["error"]["code"], each["error"]["type"]) for each in rejected] == [(422, "OutOfRange")] * len(bad)
     if not settings:
         with pytest.raises(InvalidConfig, match=r"does not check|computes whole numbers"):
             kit.staged(path, {}, "openvino")
@@ -171,7 +171,7 @@ def test_whole_numbers_are_computed_as_the_file_says(
     ),
     ("(float[n] x, float[n] z) => (float[n] y) { y = Div (x, z) }", False),
 )
-def test_division_that_would_end_the_worker_is_refused_on_each_engine(
+def test_division_that_would_end_the_worker_is_rejected_on_each_engine(
     graph: str, is_fatal: bool, tmp_path: Path
 ) -> None:
     path = kit.write_onnx(tmp_path / "m.onnx", graph)
@@ -324,7 +324,7 @@ def test_dynamic_quantisation_which_has_one_scale_for_all_rows_is_said_to_be_tha
         kit.staged(path)
 
 
-def test_openvinos_own_graph_is_refused_with_the_way_out(tmp_path: Path) -> None:
+def test_openvinos_own_graph_is_rejected_with_the_way_out(tmp_path: Path) -> None:
     for name, graph, words in (
         ("unchecked", UNCHECKED["GatherND of a constant"][0], "build it from the ONNX file or the PyTorch program"),
         ("gate", gate("int64", LARGEST, constants="<int64 k = {100}>"), "max_batch_items: 1 serves rows one by one"),
@@ -335,7 +335,7 @@ def test_openvinos_own_graph_is_refused_with_the_way_out(tmp_path: Path) -> None
             kit.staged(tmp_path / name / "m.xml")
 
 
-def test_index_that_pytorch_refuses_is_422_for_its_row_alone(tmp_path: Path) -> None:
+def test_index_that_pytorch_rejects_is_422_for_its_row_alone(tmp_path: Path) -> None:
     a, b = torch.tensor([[0, 1, 2], [2, 1, 0]])
     path = kit.exported(tmp_path / "m.pt2", Cell(), a, b, dynamic={"a": ROWS, "b": ROWS})
     with pytest.raises(Unfaithful, match="which OpenVINO does not check") as raised:
@@ -343,9 +343,9 @@ def test_index_that_pytorch_refuses_is_422_for_its_row_alone(tmp_path: Path) -> 
     assert raised.value.instead == "torch"
     handler = loaded(kit.staged(path, engine="torch"), {"engine": "torch"})
     answer = ask(handler, instances(*({"a": a, "b": b} for a, b in ((1, -1), (0, 3), (2**31 - 1, 0), (2, 2)))))
-    first, *refused, last = answer.body["predictions"]
+    first, *rejected, last = answer.body["predictions"]
     assert (first, last) == (5, 8)
-    assert [(each["error"]["code"], each["error"]["type"]) for each in refused] == [(422, "OutOfRange")] * 2
+    assert [(each["error"]["code"], each["error"]["type"]) for each in rejected] == [(422, "OutOfRange")] * 2
 
 
 class Looked(torch.nn.Module):
@@ -361,7 +361,7 @@ class Looked(torch.nn.Module):
 
 
 @table(("openvino", Looked()), ("torch", Looked(-3)))
-def test_position_below_zero_that_pytorch_refuses_is_not_counted_from_the_end(
+def test_position_below_zero_that_pytorch_rejects_is_not_counted_from_the_end(
     engine: str, module: torch.nn.Module, tmp_path: Path
 ) -> None:
     path = kit.exported(tmp_path / "m.pt2", module, torch.tensor([1, 2]), dynamic={"x": ROWS})
@@ -370,19 +370,19 @@ def test_position_below_zero_that_pytorch_refuses_is_not_counted_from_the_end(
             kit.staged(path)
     folder = kit.staged(path, engine="torch" if engine == "torch" else "auto")
     answer = ask(loaded(folder, {"engine": engine}), instances(9, -1, -9, 0))
-    first, *refused, last = answer.body["predictions"]
+    first, *rejected, last = answer.body["predictions"]
     np.testing.assert_allclose([first, last], module(torch.tensor([9, 0])).detach(), 1e-5)
-    assert [(each["error"]["code"], each["error"]["type"]) for each in refused] == [(422, "OutOfRange")] * 2
+    assert [(each["error"]["code"], each["error"]["type"]) for each in rejected] == [(422, "OutOfRange")] * 2
 
 
 def test_smallest_number_is_no_false_boolean(tmp_path: Path) -> None:
     path = kit.write_onnx(tmp_path / "m.onnx", "(int32[n] x) => (bool[n] y) { y = Cast <to = 9> (x) }")
     answer = ask(loaded(kit.staged(path), {}), instances(1, -(2**31), 0))
-    first, refused, last = answer.body["predictions"]
-    assert (first, refused["error"]["type"], last) == (True, "OutOfRange", False)
+    first, rejected, last = answer.body["predictions"]
+    assert (first, rejected["error"]["type"], last) == (True, "OutOfRange", False)
 
 
-def test_function_in_which_a_whole_number_decides_for_others_is_refused(tmp_path: Path) -> None:
+def test_function_in_which_a_whole_number_decides_for_others_is_rejected(tmp_path: Path) -> None:
     text = "def infer(x):\n    return {'y': x * 2 if x.max() > 300_000 else x}"
     with pytest.raises(InvalidConfig, match=r"^own: infer.py: outputs.y: rows together have"):
         kit.staged(kit.infer_py(tmp_path, text), {"inputs": {"x": {"datatype": "INT64", "shape": [-1]}}})
@@ -397,14 +397,14 @@ def compare(own: Any, other: Any, *large: str) -> None:
     compare_runtimes(first, second, SIGNATURE, TensorsConfig(), owner="ONNX Runtime", large=large, is_random=False)
 
 
-def test_what_the_owner_refuses_must_not_be_answered_and_what_it_mixes_is_not_the_engines_error() -> None:
-    def refuse_zero(x: Any) -> Any:
+def test_what_the_owner_rejects_must_not_be_answered_and_what_it_mixes_is_not_the_engines_error() -> None:
+    def reject_zero(x: Any) -> Any:
         if (x == 0).all():
             raise OutOfRange("0")
         return x
 
-    with pytest.raises(InvalidConfig, match="OpenVINO answers a row of zeros, which ONNX Runtime refuses"):
-        compare(lambda x: x, refuse_zero)
+    with pytest.raises(InvalidConfig, match="OpenVINO answers a row of zeros, which ONNX Runtime rejects"):
+        compare(lambda x: x, reject_zero)
     with pytest.raises(Mixed):
         compare(lambda x: x - x.max() * (len(x) > 1), lambda x: x - x.max() * (len(x) > 1))
     # Whole numbers, of which the owner's own answers must be finite, are compared, and so is what is not finite.
@@ -421,7 +421,7 @@ class Quotient(torch.nn.Module):
         return x // z
 
 
-def test_program_that_refuses_zeros_is_tried_with_other_numbers(tmp_path: Path) -> None:
+def test_program_that_rejects_zeros_is_tried_with_other_numbers(tmp_path: Path) -> None:
     bytes_of = {name: {"datatype": "UINT8", "shape": [-1, 6]} for name in ("x", "z")}
     folder = kit.staged(kit.script(tmp_path / "m.pt", Quotient()), {"inputs": bytes_of}, engine="torch")
     assert (folder / "model.pt").is_file()

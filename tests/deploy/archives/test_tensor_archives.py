@@ -75,9 +75,9 @@ def test_archive_of_onnx_with_external_data_is_made_of_that_too(archive_sh: Arch
     assert kit.engine_of(archive_sh.store / "scaled")[0].run(ones)["scaled"].tolist() == [[0, 0, 0]]
     # A configuration that comes later counts, too.
     (folder / "model-config.yaml").write_text("handler: {inputs: {scale: {shape: [-1, 2]}}}\n")
-    assert archive_sh.refused("scaled") == "scaled: m.onnx: inputs.scale: the model has [-1, 1], not [-1, 2]"
+    assert archive_sh.rejected("scaled") == "scaled: m.onnx: inputs.scale: the model has [-1, 1], not [-1, 2]"
     data.unlink()
-    assert archive_sh.refused("scaled") == "scaled: m.onnx needs of-x.bin, which is missing beside it"
+    assert archive_sh.rejected("scaled") == "scaled: m.onnx needs of-x.bin, which is missing beside it"
 
 
 @pytest.mark.builds
@@ -98,7 +98,7 @@ def test_weights_of_the_command_line_replace_those_of_the_list_and_must_be_one_m
         (str(archive_sh.store), f"store/ must contain one model {kinds}; it has none"),
         (str(folder), f"double/ must contain one model {kinds}; it has m.pt2, n.onnx"),
     ):
-        assert archive_sh.refused("double", "--weights", choice) == f"double: {words}"
+        assert archive_sh.rejected("double", "--weights", choice) == f"double: {words}"
 
 
 @pytest.mark.builds
@@ -148,8 +148,8 @@ def test_program_unlike_openvinos_runs_on_pytorch(archive_sh: ArchiveSh, monkeyp
     words = "m.pt2: outputs.scaled: OpenVINO computes other values than PyTorch by 2 of the largest number"
     assert archive_sh("scaled")[0] == f"scaled: PyTorch runs it: {words}, on a random row"
     kit.assert_scales(kit.engine_of(archive_sh.store / "scaled", {"engine": "torch"}, uses_torch=True)[0], 3)
-    refusal = archive_sh.refused("scaled", "--engine", "openvino")
-    assert refusal.startswith(f"scaled: {words}, on a random row; --engine torch")
+    rejection = archive_sh.rejected("scaled", "--engine", "openvino")
+    assert rejection.startswith(f"scaled: {words}, on a random row; --engine torch")
     monkeypatch.undo()
     kit.of_rows(archive_sh.folder / "m.pt2", kit.Bessel())
     assert archive_sh("scaled")[0].startswith("scaled: PyTorch runs it: m.pt2: OpenVINO cannot convert it: OpConv")
@@ -163,7 +163,7 @@ def test_rows_along_the_second_dimension_are_served_if_batch_dim_says_so(tmp_pat
 
 
 @pytest.mark.builds
-def test_program_that_mixes_its_rows_is_refused_for_torch_too(tmp_path: Path) -> None:
+def test_program_that_mixes_its_rows_is_rejected_for_torch_too(tmp_path: Path) -> None:
     class OverRows(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x / x.sum()

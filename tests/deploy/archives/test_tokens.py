@@ -42,7 +42,7 @@ SAVED: dict[str, Callable[[Path, Path], object]] = {
     (("RoBERTa", "BertTokenizer", {}), '"tokenizer_class": "RobertaTokenizer"'),
     (("RoBERTa", "T5Tokenizer", {"model_type": "llama"}), '"tokenizer_class": "PreTrainedTokenizerFast"'),
 )
-def test_other_tokens_are_refused_with_what_to_write(case: Any, way_out: str, tmp_path: Path, pieces: Path) -> None:
+def test_other_tokens_are_rejected_with_what_to_write(case: Any, way_out: str, tmp_path: Path, pieces: Path) -> None:
     name, kind, config = case
     folder = tmp_path / "model"
     SAVED[name](folder, pieces)
@@ -85,10 +85,10 @@ TEXT_TASKS = ("text_classification", "token_classification", "question_answering
 
 
 @pytest.mark.parametrize("task", [*TEXT_TASKS, "tokenization", "translation", "image_text_embedding"])
-def test_every_task_on_texts_refuses_other_tokens(task: str, archive_sh: ArchiveSh, pieces: Path) -> None:
+def test_every_task_on_texts_rejects_other_tokens(task: str, archive_sh: ArchiveSh, pieces: Path) -> None:
     archive_sh.write_list("own", task)
     folder = archive_sh.folder / "weights"
     SAVED["BERT"](folder, pieces)
     change_json(folder / "tokenizer_config.json", tokenizer_class="RobertaTokenizer")
     (folder / "model.safetensors").write_bytes(b"\2\0\0\0\0\0\0\0{}")
-    assert '; write "tokenizer_class": "BertTokenizer" in' in archive_sh.refused("own", "--weights", str(folder))
+    assert '; write "tokenizer_class": "BertTokenizer" in' in archive_sh.rejected("own", "--weights", str(folder))

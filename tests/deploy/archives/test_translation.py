@@ -35,7 +35,7 @@ def entry(archive_sh: ArchiveSh, samples: list[str] | None = None, **settings: A
     return folder
 
 
-def test_converted_archive_says_how_near_it_is_and_min_chrf_refuses(checkpoint: Path, archive_sh: ArchiveSh) -> None:
+def test_converted_archive_says_how_near_it_is_and_min_chrf_rejects(checkpoint: Path, archive_sh: ArchiveSh) -> None:
     entry(archive_sh, SENTENCES)
     arguments = ["tiny", "--weights", str(checkpoint)]
     _, line, _ = archive_sh(*arguments)
@@ -50,7 +50,7 @@ def test_converted_archive_says_how_near_it_is_and_min_chrf_refuses(checkpoint: 
     # Both for an archive that is up to date and for one that is rebuilt.
     for more in ([], ["--force"]):
         words = f"tiny: chrF {chrf} against the model in fp32 is less than --min-chrf 100.1"
-        assert archive_sh.refused(*arguments, "--min-chrf", "100.1", *more) == words
+        assert archive_sh.rejected(*arguments, "--min-chrf", "100.1", *more) == words
     assert check(archive_sh.store / "tiny") is not None
     assert archive_sh(*arguments, "--min-chrf", str(chrf))[0].endswith("up to date")
     # One for PyTorch has the weights, and nothing that --min-chrf could judge.
@@ -59,7 +59,7 @@ def test_converted_archive_says_how_near_it_is_and_min_chrf_refuses(checkpoint: 
     found = files(archive_sh.store / "tiny")
     assert "checkpoint/model.safetensors" in found and "ctranslate2/model.bin" not in found
     words = "tiny: --min-chrf 90: nothing was measured"
-    assert archive_sh.refused(*arguments, "--min-chrf", "90").startswith(words)
+    assert archive_sh.rejected(*arguments, "--min-chrf", "90").startswith(words)
 
 
 @pytest.mark.parametrize("is_known", [True, False])
@@ -106,4 +106,4 @@ def test_archive_has_the_detector_that_its_configuration_names_and_is_built_anew
     assert archive_sh(*arguments)[0].endswith("up to date")
     # Another content counts, too.
     (folder / "own.ftz").write_bytes(b"no model")
-    assert "detector.ftz" in archive_sh.refused(*arguments)
+    assert "detector.ftz" in archive_sh.rejected(*arguments)

@@ -1,5 +1,5 @@
 """Weights, read without running code in every form that training programs save, and preprocessing, which equals that of
-the model's library: or the archive is refused in one line.
+the model's library: or the archive is rejected in one line.
 """
 
 import argparse
@@ -58,7 +58,7 @@ def test_pickled_code_is_not_run(handler: str, file: str, words: str, is_plain: 
     (folder / "config.json").write_text("{}")
     with (folder / file).open("wb") as weights:
         (pickle.dump if is_plain else torch.save)({"weight": Running(folder / "was-run")}, weights)
-    assert words in archive_sh.refused("own", "--weights", str(folder / file)) and not (folder / "was-run").exists()
+    assert words in archive_sh.rejected("own", "--weights", str(folder / file)) and not (folder / "was-run").exists()
 
 
 @table(
@@ -78,8 +78,8 @@ def test_unfit_weights_are_one_line(
     if labels is not None:
         named = {index: ["n0", label] for index, label in enumerate(labels)}
         (folder / "index_to_name.json").write_text(json.dumps(named))
-    assert words in archive_sh.refused("flowers", "--weights", str(folder / "checkpoint.pt"), "--engine", "torch")
-    missing = archive_sh.refused("flowers", "--weights", "my/missing.pt")
+    assert words in archive_sh.rejected("flowers", "--weights", str(folder / "checkpoint.pt"), "--engine", "torch")
+    missing = archive_sh.rejected("flowers", "--weights", "my/missing.pt")
     assert missing.startswith("flowers: no file my/missing.pt; use --weights PATH")
 
 
@@ -104,7 +104,7 @@ def test_published_weights_need_a_network(archive_sh: ArchiveSh, monkeypatch: py
     # An empty download cache, and a proxy where nothing listens.
     monkeypatch.setenv("TORCH_HOME", str(archive_sh.folder))
     monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")
-    line = archive_sh.refused("resnet-152", "--models", str(MODEL_LIST))
+    line = archive_sh.rejected("resnet-152", "--models", str(MODEL_LIST))
     ways = "use --weights PATH, a state dict, or --weights random for an untrained demo"
     assert line.startswith("resnet-152: cannot fetch https://") and line.endswith(ways)
 
@@ -145,7 +145,7 @@ def test_state_dict_of_any_form_is_loaded_as_it_was(form: str, tmp_path: Path) -
     assert count_classes(OWN, ARCH, found) == 5
 
 
-def test_regnet_and_mnasnet_are_as_they_were_and_a_head_or_images_of_another_size_are_refused(tmp_path: Path) -> None:
+def test_regnet_and_mnasnet_are_as_they_were_and_a_head_or_images_of_another_size_are_rejected(tmp_path: Path) -> None:
     own = torchvision.models.get_model("regnet_y_400mf", weights=None).state_dict()
     assert read_shapes("regnet_y_400mf") == {name: tensor.shape for name, tensor in own.items()}
     torch.manual_seed(0)
@@ -170,7 +170,7 @@ def test_regnet_and_mnasnet_are_as_they_were_and_a_head_or_images_of_another_siz
     (lambda _, state: prefixed(state, "a.") | prefixed(state, "b."), "contain several networks, under a., b.; save"),
     (lambda network, _: network, "is not a state dict: .* save model.state_dict"),
 )
-def test_file_without_one_state_dict_is_refused(form: Any, words: str, tmp_path: Path) -> None:
+def test_file_without_one_state_dict_is_rejected(form: Any, words: str, tmp_path: Path) -> None:
     network = torchvision.models.get_model(ARCH, weights=None)
     with pytest.raises(WeightsUnavailable, match=words):
         read(tmp_path, form(network, network.state_dict()))
@@ -275,7 +275,7 @@ def test_image_processor_is_followed(kind: str, tmp_path: Path) -> None:
     ("BitImageProcessor", {"size": {"shortest_edge": 32}, "do_center_crop": False}, "images get different sizes"),
     ("DetrImageProcessor", {"size": {"shortest_edge": 80, "longest_edge": 133}}, "do_pad: True"),
 )
-def test_processor_is_refused_by_its_setting(name: str, settings: dict[str, Any], words: str, tmp_path: Path) -> None:
+def test_processor_is_rejected_by_its_setting(name: str, settings: dict[str, Any], words: str, tmp_path: Path) -> None:
     getattr(transformers, name)(**settings).save_pretrained(tmp_path)
     with pytest.raises(InvalidConfig, match=words + r".*\Z"):
         follow_processor(tmp_path)

@@ -198,7 +198,7 @@ def test_archive_that_cannot_be_moved_is_one_line(make: Any, reason: str, tmp_pa
     ({}, METHOD + "-" * 2000 + "1", "old.mar: cannot be read: RecursionError: .*; add --st"),
 )
 @pytest.mark.parametrize("has_list", [False, True])
-def test_manifest_or_code_that_cannot_be_an_entry_is_refused_before_anything_is_written(
+def test_manifest_or_code_that_cannot_be_an_entry_is_rejected_before_anything_is_written(
     manifest: dict[str, str], handler: str, reason: str, has_list: bool, tmp_path: Path
 ) -> None:
     if has_list:
@@ -281,7 +281,7 @@ def test_problems_are_named_and_single_rows_stay_so(tmp_path: Path, capsys: pyte
 
 
 @pytest.mark.builds
-def test_command_builds_and_refuses_a_taken_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_builds_and_rejects_a_taken_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = iris(tmp_path)
     command = ["--from", str(path), "--stock", "--export-path", str(tmp_path / "store")]
     assert main(command) == 0

@@ -102,7 +102,7 @@ def cycle(count: int) -> bytes:
     (lambda path: saved(path, b"N" * 600_000 + b"."), "more than 500000 reads"),
     (lambda path: saved(path, b"cos\nmkdir\n" + group(text("made")) + b"R."), "contains code, which is never run"),
 )
-def test_claim_beyond_bytes_is_refused(make: Any, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_claim_beyond_bytes_is_rejected(make: Any, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(pickles, "MOST_READS", 500_000)
     with pytest.raises(WeightsUnavailable, match=words) as error:
@@ -111,7 +111,7 @@ def test_claim_beyond_bytes_is_refused(make: Any, words: str, tmp_path: Path, mo
     assert [path.name for path in tmp_path.iterdir()] == ["w.pt"]
 
 
-def test_tensors_of_a_script_are_its_state_dict_and_cycles_and_other_objects_are_refused(tmp_path: Path) -> None:
+def test_tensors_of_a_script_are_its_state_dict_and_cycles_and_other_objects_are_rejected(tmp_path: Path) -> None:
     for content in (b"h\x00", b"c__torch__\nM\n)\x81}(" + text("b") + b"h\x00" + text("c") + b"h\x00ub"):
         script = b"\x80\x02c__torch__\nM\n)\x81q\x00}(" + text("a") + content + b"ub."
         with pytest.raises(InvalidConfig, match="more than 20000 attributes, or contain themselves"):
@@ -218,7 +218,7 @@ def test_hostile_archive_is_one_line(make: Any, reason: str, tmp_path: Path, mon
     assert {each.name for each in tmp_path.iterdir()} == {"in", "m.mar"}
 
 
-def test_member_with_more_bytes_than_are_free_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_member_with_more_bytes_than_are_free_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=3))
     (tmp_path / "out").mkdir()
     with pytest.raises(InvalidConfig, match="more than are free on the disk"):

@@ -114,7 +114,7 @@ def test_several_have_ports_folders_and_keys_of_their_own_and_one_model_store(tm
     ("n", {"metrics_address": "http://127.0.0.1:65500"}, "metrics_address: 65500 and 1 times 100 are beyond 65535"),
     ("x" * 100, {}, "too long a path for the workers' sockets; 108 bytes at most"),
 )
-def test_nodes_without_room_are_refused(folder: str, replaced: dict[str, str], words: str, tmp_path: Path) -> None:
+def test_nodes_without_room_are_rejected(folder: str, replaced: dict[str, str], words: str, tmp_path: Path) -> None:
     with pytest.raises(ServerError, match=words):
         reachable_nodes(local_nodes(layout(tmp_path, 2, **replaced), tmp_path / folder))
 

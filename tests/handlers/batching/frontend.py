@@ -1,6 +1,6 @@
 """TorchServe's side of its continuous-batching mode, in this process: one thread for the exchanges.
 
-Each exchange sends the worker all requests without a reply, in TorchServe's bytes; with none, it waits for a first one.
+Each exchange sends the worker all requests without a response, in TorchServe's bytes; with none, it waits for one.
 """
 
 import socket
@@ -33,7 +33,7 @@ Body = bytes | Sequence[Field]
 
 
 class Sent(NamedTuple):
-    """A request in the frontend; its future raises at a second reply."""
+    """A request in the frontend; its future raises at a second response."""
 
     body: Body
     headers: dict[str, Any]

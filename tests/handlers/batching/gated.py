@@ -21,7 +21,7 @@ from tests.waiting import PATIENCE_S, until
 RUN_S, TIMEOUT_S = 0.004, PATIENCE_S
 SCHEDULING = {"mode": "adaptive", "latency_target_ms": 60_000, "priority_levels": 3, "queue_timeout_ms": 60_000}
 wait_for = partial(until, every_s=0.002)
-# Requests without a reply, items that have not started, micro-batches, and items that ran and are not split yet.
+# Requests without a response, items that have not started, micro-batches, and items that ran and are not split yet.
 State = namedtuple("State", "in_flight waiting_items running_batches unsplit_items")
 
 

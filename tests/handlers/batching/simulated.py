@@ -106,7 +106,7 @@ class Simulated:
     exchanges: int = 0
 
     def of(self, end: str) -> list[Outcome]:
-        """List the outcomes with one end: done, expired or the reason of a refusal."""
+        """List the outcomes with one end: done, expired or the reason of a rejection."""
         return [outcome for outcome in self.outcomes if outcome.ends == [end]]
 
 
@@ -187,9 +187,9 @@ class AdaptiveWorker:
             request = _Request(form=OneItem(), slots=slots, arrived_s=arrived_s, index=index)
             request.priority, request.timeout_s = arrival.priority, arrival.timeout_s
             self._in_flight[index] = request
-            if refusal := self._scheduler.admit(request, arrival.items * arrival.length):
-                request.how, request.retry_after_s = refusal.reason, refusal.retry_after_s
-                self.simulated.outcomes[index].retry_after_s = refusal.retry_after_s
+            if rejection := self._scheduler.admit(request, arrival.items * arrival.length):
+                request.how, request.retry_after_s = rejection.reason, rejection.retry_after_s
+                self.simulated.outcomes[index].retry_after_s = rejection.retry_after_s
             elif arrival.decode_s and self._machine.exchange_s is not None:
                 self._decode(now_s, request, arrival.decode_s, is_alone=lone)
             else:
@@ -256,7 +256,7 @@ class AdaptiveWorker:
             return
         self.simulated.exchanges += 1
         self._has_turn = False
-        # Replies leave first; then the exchange sends the other requests again, with the new ones.
+        # Responses leave first; then the exchange sends the other requests again, with the new ones.
         half_s = self._machine.exchange_s / 2
         answered_s = self._answer(now_s + half_s, list(self._in_flight.values()), self._machine.request_s)
         left = len(self._in_flight) + min(len(self._at_frontend), self._timing.window)
@@ -285,11 +285,11 @@ class AdaptiveWorker:
 
     def _read_state(self) -> WorkerState:
         complete = [request for request in self._in_flight.values() if _is_complete(request)]
-        refused_s = [request.arrived_s for request in complete if request.retry_after_s is not None]
+        rejected_s = [request.arrived_s for request in complete if request.retry_after_s is not None]
         return WorkerState(
             in_flight=len(self._in_flight),
             complete=len(complete),
-            refused=len(refused_s),
-            oldest_refusal_s=min(refused_s, default=inf),
+            rejected=len(rejected_s),
+            oldest_rejection_s=min(rejected_s, default=inf),
             is_running=bool(self._scheduler.streams.running),
         )

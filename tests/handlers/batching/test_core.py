@@ -58,8 +58,8 @@ def test_replies_are_written_where_their_caller_wants_them(handler: GatedHandler
     handler.split = lambda *given: split_on.add(threading.current_thread()) or split(*given)  # type: ignore[method-assign,func-returns-value]
 
     async def ask(body: bytes) -> tuple[int, bytes]:
-        reply = (await asyncio.wrap_future(submit(core, body)))()
-        return reply.status, reply.body
+        response = (await asyncio.wrap_future(submit(core, body)))()
+        return response.status, response.body
 
     async def ask_all() -> list[tuple[int, bytes]]:
         return await asyncio.gather(*map(ask, (b"2", b"x", b"", write_list(4, 6))))
@@ -199,13 +199,13 @@ def test_request_that_is_missing_from_the_next_exchange_never_runs(handler: Gate
     assert (handler.module.batches, count_abandoned(handler)) == ([[2], [6]], 1)
 
 
-def test_refusal_waits_for_its_time_when_another_answer_leaves() -> None:
-    in_flight = {name: Submitted(Pending.of(Request(()), 0.0)) for name in ("refused", "answered", "running")}
-    for name in ("refused", "answered"):
+def test_rejection_waits_for_its_time_when_another_answer_leaves() -> None:
+    in_flight = {name: Submitted(Pending.of(Request(()), 0.0)) for name in ("rejected", "answered", "running")}
+    for name in ("rejected", "answered"):
         in_flight[name]._pending.is_complete = True
-    in_flight["refused"]._pending.retry_after_s = 1.0
-    assert select_complete(in_flight, with_refused=False) == ["answered"]
-    assert select_complete(in_flight, with_refused=True) == ["refused", "answered"]
+    in_flight["rejected"]._pending.retry_after_s = 1.0
+    assert select_complete(in_flight, with_rejected=False) == ["answered"]
+    assert select_complete(in_flight, with_rejected=True) == ["rejected", "answered"]
 
 
 def test_length_of_a_request_is_estimated_by_its_bytes_once_others_are_decoded() -> None:

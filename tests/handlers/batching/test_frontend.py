@@ -14,7 +14,7 @@ from ts.service import Service
 from handlers.continuous.frontend import CHUNK_BYTES, Disconnected, Link, NewRequest, ProtocolError
 from handlers.errors import BodyTooLarge
 from handlers.pipeline.flow import respond
-from handlers.protocol.responses import Reply
+from handlers.protocol.responses import Response
 from handlers.protocol.rows import body_of, read_headers
 from handlers.protocol.wire import FORM_FIELDS
 from tests.handlers.batching.frontend import Body, Field, message, read_answers
@@ -71,7 +71,7 @@ def test_rows_and_headers_are_read_as_torchserve_reads_them(pair: Pair, monkeypa
 
 
 @pytest.mark.parametrize("name", ["{}", "same"])
-def test_form_of_many_fields_is_passed_over_kept_in_part_and_refused(pair: Pair, name: str) -> None:
+def test_form_of_many_fields_is_passed_over_kept_in_part_and_rejected(pair: Pair, name: str) -> None:
     many = [Field(name.format(number), "text/plain", b"value") for number in range(20_000)]
     requests: dict[str, tuple[dict[str, str], Body]] = {"a": ({}, many), "b": ({}, b"small")}
     first, second = pair.exchange(requests).values()
@@ -96,17 +96,17 @@ def test_known_requests_are_passed_over_and_those_that_do_not_come_again_forgott
 
 
 def test_replies_are_written_as_torchserve_writes_them(pair: Pair, tmp_path: Path) -> None:
-    replies = {
-        "a": Reply(200, b"\x00\xff" * 100, "application/octet-stream", {"Server-Timing": "total;dur=1"}),
-        "b": Reply(503, b'{"code": 503}', headers={"Retry-After": "1", "X": "grüß"}),
-        "c": Reply(422, b""),
+    responses = {
+        "a": Response(200, b"\x00\xff" * 100, "application/octet-stream", {"Server-Timing": "total;dur=1"}),
+        "b": Response(503, b'{"code": 503}', headers={"Retry-After": "1", "X": "grüß"}),
+        "c": Response(422, b""),
     }
     ctx = context(tmp_path, {}, batch_size=4)
     pair.send(message({id_: ({}, b"") for id_ in "abc"}))
     ctx.request_processor = Service.retrieve_data_for_inference(retrieve_msg(pair.theirs)[1])[0]
-    ids = dict(enumerate(replies))
-    bodies = [respond(ctx, index, replies[id_]) for index, id_ in ids.items()]
-    pair.link.send(replies)
+    ids = dict(enumerate(responses))
+    bodies = [respond(ctx, index, responses[id_]) for index, id_ in ids.items()]
+    pair.link.send(responses)
     pair.link.send({})
     with pair.ours.makefile("rb") as stream:
         written, none = read_answers(stream), read_answers(stream)
@@ -122,7 +122,7 @@ def test_frontend_that_is_gone_is_noticed_in_both_directions(pair: Pair) -> None
         pair.receive()
     with pytest.raises(Disconnected):
         for _ in range(1000):
-            pair.link.send({"a": Reply(200, b"x" * 100_000)})
+            pair.link.send({"a": Response(200, b"x" * 100_000)})
 
 
 @pytest.mark.parametrize(

@@ -106,7 +106,9 @@ SECONDS, TARGET_S = {RESNET.name: 12.0, EMBEDDING.name: 3.0}, {RESNET.name: 0.5,
 
 @pytest.mark.parametrize("share", [0.8, 3.0])
 @pytest.mark.parametrize("case", [RESNET, EMBEDDING], ids=lambda case: case.name)
-def test_goodput_holds_under_overload_with_few_exchanges_few_late_and_timely_refusals(case: Case, share: float) -> None:
+def test_goodput_holds_under_overload_with_few_exchanges_few_late_and_timely_rejections(
+    case: Case, share: float
+) -> None:
     seconds = SECONDS[case.name]
     arrivals = poisson(share * case.offline_per_s, seconds, 1, case.kinds)
     simulated = case.adaptive(Clients(arrivals), streams=2, max_latency_s=TARGET_S[case.name], window=128)
@@ -124,7 +126,7 @@ def test_goodput_holds_under_overload_with_few_exchanges_few_late_and_timely_ref
 @pytest.mark.parametrize("streams", [1, 2])
 @pytest.mark.parametrize(("share", "most"), [(0.7, 0.003), (0.8, 0.01), (0.9, 0.04)])
 def test_near_capacity_few_are_lost(share: float, most: float, streams: int) -> None:
-    """Refused or late, without noise or frontend. The best order known afterwards loses 0, 0.2 and 1.3 % of these."""
+    """Rejected or late, without noise or frontend. The best order known afterwards loses 0, 0.2 and 1.3 % of these."""
     full_s = (RESNET.narrow if streams > 1 else RESNET.wide)[-1][1]
     rate_per_s = share * streams * RESNET.max_items / full_s
     arrivals = poisson(rate_per_s, 2000 / rate_per_s, 1, [Arrival(0.0, length=1)])

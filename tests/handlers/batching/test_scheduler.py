@@ -54,7 +54,7 @@ def simulate(arrivals: Any, policy: Any, engine_s: Any = true_s, streams: int = 
 
 
 POLICY = Policy(max_latency_s=0.2, max_items=16, priority_levels=3, default_priority=2)
-# It refuses no request for lack of time.
+# It rejects no request for lack of time.
 NO_TARGET = replace(POLICY, max_latency_s=inf, max_queue_items=10**6)
 ARRIVALS = draw_arrivals([1, 8, 64, 512], timeout_s=st.sampled_from([0.001, 0.05, 0.5, inf]))
 CHOICES: dict[str, Any] = {
@@ -140,7 +140,7 @@ def test_engine_taken_for_far_too_slow_is_known_better_within_a_second(believed:
 
 
 @pytest.mark.parametrize("streams", [1, 2])
-def test_engine_that_turns_slower_keeps_the_target_soon_and_refuses_nobody_once_it_is_fast(streams: int) -> None:
+def test_engine_that_turns_slower_keeps_the_target_soon_and_rejects_nobody_once_it_is_fast(streams: int) -> None:
     """Other work takes two thirds of the machine for 400 micro-batches; more comes than what is left can do."""
     passes = count()
 
@@ -168,7 +168,7 @@ def test_engine_that_stood_still_for_a_while_serves_everybody_soon_after() -> No
     assert not [o for o in simulated.outcomes if o.arrival.at_s > still_s + 2.0 and not o.is_in_time]
 
 
-def test_request_that_allows_less_than_a_micro_batch_takes_is_refused_and_no_other() -> None:
+def test_request_that_allows_less_than_a_micro_batch_takes_is_rejected_and_no_other() -> None:
     simulated = simulate([Arrival(0.0, timeout_s=0.001), Arrival(0.0)], POLICY)
     assert [outcome.ends for outcome in simulated.outcomes] == [["Overloaded"], ["done"]]
     # A model slower than its target serves one after the other, and a text longer than a micro-batch counts as one.
@@ -178,7 +178,7 @@ def test_request_that_allows_less_than_a_micro_batch_takes_is_refused_and_no_oth
         assert {end for outcome in simulate(arrivals, policy).outcomes for end in outcome.ends} == {"done"}
 
 
-def test_those_who_are_refused_one_after_the_other_are_to_come_again_one_after_the_other() -> None:
+def test_those_who_are_rejected_one_after_the_other_are_to_come_again_one_after_the_other() -> None:
     simulated = simulate([Arrival(0.0, length=1000) for _ in range(12)], POLICY)
     turns_s = [outcome.retry_after_s for outcome in simulated.of("Overloaded")]
     apart_s = [next_s - turn_s for turn_s, next_s in pairwise(turns_s)]
@@ -266,7 +266,7 @@ def test_without_a_target_all_are_answered(arrivals: list[Arrival], streams: int
     assert {end for outcome in simulated.outcomes for end in outcome.ends} <= {"done"}
 
 
-def test_without_a_target_only_who_finds_the_queue_full_or_names_a_time_is_refused() -> None:
+def test_without_a_target_only_who_finds_the_queue_full_or_names_a_time_is_rejected() -> None:
     arrivals = [Arrival(0.0, length=5000), Arrival(0.001, timeout_s=0.1), *[Arrival(0.002)] * 22]
     simulated = simulate(arrivals, replace(NO_TARGET, max_queue_items=20))
     ends = [end for outcome in simulated.outcomes for end in outcome.ends]

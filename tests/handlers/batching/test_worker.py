@@ -193,7 +193,7 @@ def test_run_that_is_slower_than_predicted_keeps_the_exchange_thread_only_once(s
 
 
 @pytest.mark.parametrize("status", [503, 429])
-def test_full_queue_refuses_with_the_configured_status(start: Start, status: int) -> None:
+def test_full_queue_rejects_with_the_configured_status(start: Start, status: int) -> None:
     handler = start(max_queue_items=3, overload_status=status)
     with Frontend(handler) as frontend:
         *answers, full, by_grpc = frontend.send_together(b"2", b"4", b"6", b"8", number_by_grpc(10))
@@ -252,7 +252,7 @@ def test_uncaught_bug_or_stuck_engine_ends_the_worker(start: Start, hook: str, m
     frontend.end()
 
 
-def test_metrics_say_what_was_refused_missed_and_exchanged(start: Start) -> None:
+def test_metrics_say_what_was_rejected_missed_and_exchanged(start: Start) -> None:
     handler = start(settings={"max_batch_items": 1}, max_queue_items=3)
     handler.reporter.stop()
     with Frontend(handler) as frontend:
@@ -260,14 +260,14 @@ def test_metrics_say_what_was_refused_missed_and_exchanged(start: Start) -> None
         busy = frontend.submit(b"0", x_timeout_ms="200")
         handler.wait()
         requests = [(b"2", {"x_timeout_ms": "200"}), (b"4", {}), (b"6", {}), (b"8", {"x_timeout_ms": "0.01"})]
-        late, fine, *refused = frontend.submit_together(requests)
+        late, fine, *rejected = frontend.submit_together(requests)
         assert late.result(TIMEOUT_S).status == 504
         handler.gate.set()
-        assert [each.result(TIMEOUT_S).status for each in (busy, fine, *refused)] == [200, 200, 200, 503]
+        assert [each.result(TIMEOUT_S).status for each in (busy, fine, *rejected)] == [200, 200, 200, 503]
     totals = Counter[str]()
     for each in handler.reporter.recorder.drain():
         totals[" ".join([each.counter.name.removeprefix("handler_"), *each.labels])] += each.value
-    counted = {"refusals_total QueueTimeout": 1, "refusals_total QueueFull": 1, "deadline_misses_total": 2}
+    counted = {"rejections_total QueueTimeout": 1, "rejections_total QueueFull": 1, "deadline_misses_total": 2}
     counted |= {"requests_total success": 3, "requests_total fail": 2, "executions_total 1": 3}
     counted |= dict.fromkeys(("queue_depth_count", "forward_prediction_ratio_count", "engine_wait_seconds_count"), 3)
     assert {name: totals[name] for name in counted} == counted and totals["exchanges_total"] >= 1
@@ -285,7 +285,7 @@ sys.stdin.read()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="abstract sockets are Linux's")
-def test_name_that_another_process_has_is_refused_and_is_free_when_that_has_ended(monkeypatch: Patch) -> None:
+def test_name_that_another_process_has_is_rejected_and_is_free_when_that_has_ended(monkeypatch: Patch) -> None:
     claims: dict[str, socket.socket] = {}
     monkeypatch.setattr("handlers.continuous.only_worker._claims", claims)
     name, pipe = f"test {os.getpid()} m 1.0", subprocess.PIPE

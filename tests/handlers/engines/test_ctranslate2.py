@@ -121,7 +121,7 @@ def test_scores_in_int8_follow_those_of_fp32(checkpoint: Path, make: Make, input
     assert np.corrcoef(np.stack(scores))[0, 1] > 0.5
 
 
-def test_model_or_precision_that_is_not_there_is_refused(tmp_path: Path) -> None:
+def test_model_or_precision_that_is_not_there_is_rejected(tmp_path: Path) -> None:
     assert (compute_type("cpu", "auto"), compute_type("cpu", "fp32")) == ("int8", "float32")
     with pytest.raises(InvalidConfig, match=r"no int4 in CTranslate2; use one of .*fp32.*int8"):
         compute_type("cpu", "int4")
@@ -143,7 +143,7 @@ def test_decoding_follows_the_models_own_settings(said: dict[str, Any], expected
     assert {name: options[name] for name in expected} == expected
 
 
-def test_gpu_without_cuda_12_is_refused_in_one_line(make: Make, tmp_path: Path, monkeypatch: Patch) -> None:
+def test_gpu_without_cuda_12_is_rejected_in_one_line(make: Make, tmp_path: Path, monkeypatch: Patch) -> None:
     """PyTorch's libraries are those of CUDA 13; CTranslate2 would find out at its first product."""
     monkeypatch.setattr("handlers.engines.ctranslate2.device_name", lambda _: "cuda")
     with pytest.raises(InvalidConfig, match=r"needs libcublas\.so\.12 on a GPU.*not found; build .* --engine torch"):

@@ -153,7 +153,7 @@ engine = OpenVinoEngine(graph, precision="fp32", threads=2)
 try:
     engine.run({"input": np.zeros((1, 4, 16, 16), np.float32)})
 except RuntimeError:
-    print("refused", flush=True)
+    print("rejected", flush=True)
 resource.setrlimit(resource.RLIMIT_AS, (psutil.Process().memory_info().vms, resource.RLIM_INFINITY))
 engine.run({"input": np.zeros((1, 3, 16, 16), np.float32)})
 """
@@ -161,7 +161,7 @@ engine.run({"input": np.zeros((1, 3, 16, 16), np.float32)})
 
 def test_openvino_that_cannot_compile_its_graph_again_ends_the_worker(graph: Path) -> None:
     done = run_python(COMPILES_AGAIN, graph)
-    assert (done.returncode, done.stdout) == (1, "refused\n")
+    assert (done.returncode, done.stdout) == (1, "rejected\n")
     assert done.stderr.startswith("OpenVINO cannot compile the model's graph again: ")
 
 
@@ -188,7 +188,7 @@ def test_auto_lists_what_processor_and_archive_have_and_is_fp32_without_a_trial(
     assert OpenVinoEngine(graph).description == "openvino cpu fp32"
 
 
-def test_openvino_precision_that_cannot_be_had_is_refused(graph: Path, monkeypatch: Patch) -> None:
+def test_openvino_precision_that_cannot_be_had_is_rejected(graph: Path, monkeypatch: Patch) -> None:
     with pytest.raises(InvalidConfig, match=r"int8 needs model-int8\.xml, which this archive lacks"):
         OpenVinoEngine(graph, precision="int8")
     with pytest.raises(InvalidConfig, match="torch, the engine of this model, has no int8"):

@@ -75,7 +75,7 @@ def test_each_failure_is_an_error_of_its_own_kind(error: Exception, expected: It
     ([Cost(1, group=each) for each in "aba"], ""),
     ([Cost(1, group=each) for each in "abc"], "The items of the request have 3 sets of options; max_groups is 2."),
 )
-def test_request_of_too_much_work_is_refused(costs: list[Cost], words: str) -> None:
+def test_request_of_too_much_work_is_rejected(costs: list[Cost], words: str) -> None:
     config = HandlerConfig(max_request_tokens=10, max_groups=2)
     # One that has failed already costs nothing.
     made = [Slot(cost=each) for each in costs] + [Slot(error=ItemError(400, "Any", ""), cost=Cost(99, group="z"))]

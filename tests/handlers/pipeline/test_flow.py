@@ -32,12 +32,12 @@ def test_durations_of_each_step_are_counted_and_told_as_that_steps(tmp_path: Pat
     for name in TAKES_S:
         slow(OneItem if name == "pack" else handler, name)
     rows = [({"body": body}, {"host": "x"}) for body in (b"1", b"2", b"3", b"secret")]
-    replies = Pipeline(handler, recorder).answer(rows)
-    assert [reply.status for reply in replies] == [200, 200, 200, 422]
-    # 1 and 3 run from 6 s to 18 s, then 2 until 30 s; both are split until 62 s, and each reply takes 32 s.
+    responses = Pipeline(handler, recorder).answer(rows)
+    assert [response.status for response in responses] == [200, 200, 200, 422]
+    # 1 and 3 run from 6 s to 18 s, then 2 until 30 s; both are split until 62 s, and each response takes 32 s.
     timing = "decode;dur={}.00, wait;dur={}.00, forward;dur={}.00, encode;dur=32000.00, batch;desc={}"
     expected = [(3000, 0, 12000, '"2"'), (3000, 12000, 12000, '"1"'), (3000, 0, 12000, '"2"'), (1000, 0, 0, '"0"')]
-    assert [reply.headers["Server-Timing"] for reply in replies] == [timing.format(*each) for each in expected]
+    assert [response.headers["Server-Timing"] for response in responses] == [timing.format(*each) for each in expected]
     counted = {
         **{"requests_total success": 3, "outcome_seconds_total success": 94 + 126 + 158, "encode_seconds_sum": 4 * 32},
         **{"requests_total fail": 1, "outcome_seconds_total fail": 190, "encode_seconds_count": 4, "items_total": 3},

@@ -51,9 +51,9 @@ def asked(body: bytes, shape: Any = TEXT) -> Request:
 def failed(request: Request) -> ItemError:
     (error,) = request.payloads
     assert isinstance(error, ItemError)
-    reply = request.form.pack([error])
-    assert (reply.status, reply.content_type, reply.body) == (error.code, PROTOBUF, b"")
-    said = {name: unquote(value) for name, value in reply.headers.items()}
+    response = request.form.pack([error])
+    assert (response.status, response.content_type, response.body) == (error.code, PROTOBUF, b"")
+    said = {name: unquote(value) for name, value in response.headers.items()}
     assert said == {"X-Grpc-Status": str({400: 3, 413: 8, 415: 3}[error.code]), "X-Grpc-Message": error.message}
     return error
 
@@ -152,9 +152,9 @@ def test_parameters_within_tensors_and_outputs_count_among_the_fields_of_a_messa
 def test_answer_of_any_size_is_the_message_that_protobuf_itself_writes(width: int) -> None:
     shape = replace(TEXT, model=Model("M", "1", vectors("vector")))
     vector = np.arange(width, dtype=np.float32)
-    reply = asked(message(tensor("text", KOREAN[:1])), shape).form.pack([vector])
-    response = service_pb2.ModelInferResponse.FromString(reply.body)
-    assert (reply.status, reply.content_type, response.SerializeToString()) == (200, PROTOBUF, reply.body)
+    response = asked(message(tensor("text", KOREAN[:1])), shape).form.pack([vector])
+    response = service_pb2.ModelInferResponse.FromString(response.body)
+    assert (response.status, response.content_type, response.SerializeToString()) == (200, PROTOBUF, response.body)
     np.testing.assert_array_equal(triton.InferResult(response).as_numpy("vector"), vector[np.newaxis], strict=True)
 
 

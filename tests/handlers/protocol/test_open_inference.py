@@ -21,7 +21,7 @@ from handlers.protocol.fields import Fields
 from handlers.protocol.open_inference import Inference
 from handlers.protocol.output_tensors import LABELS, Model, OutputTensors, documents, rankings, vectors
 from handlers.protocol.requests import Payload, Request
-from handlers.protocol.responses import Reply
+from handlers.protocol.responses import Response
 from handlers.protocol.rows import Shape
 from handlers.protocol.tensors import DTYPES, from_binary, from_json, read_dtype, read_shape, to_bfloat16
 from tests.handlers.protocol.test_requests import unpack
@@ -47,17 +47,17 @@ def sent(shape: Shape, *tensors: triton.InferInput, **more: Any) -> Request:
     return unpack({"body": bytearray(body)}, headers, shape)
 
 
-def read(reply: Reply) -> triton.InferResult:
-    length = reply.headers.get("Inference-Header-Content-Length")
-    assert reply.content_type == ("application/json" if length is None else "application/octet-stream")
-    return triton.InferenceServerClient.parse_response_body(reply.body, header_length=length and int(length))
+def read(response: Response) -> triton.InferResult:
+    length = response.headers.get("Inference-Header-Content-Length")
+    assert response.content_type == ("application/json" if length is None else "application/octet-stream")
+    return triton.InferenceServerClient.parse_response_body(response.body, header_length=length and int(length))
 
 
 def failed(request: Request) -> ItemError:
     (error,) = request.payloads
     assert isinstance(error, ItemError)
-    reply = request.form.pack([error])
-    assert (reply.status, json.loads(reply.body)) == (error.code, {"error": error.message})
+    response = request.form.pack([error])
+    assert (response.status, json.loads(response.body)) == (error.code, {"error": error.message})
     return error
 
 

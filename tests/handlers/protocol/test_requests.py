@@ -172,8 +172,8 @@ ERROR_JSON = {"code": 422, "type": "CorruptInput", "message": "Broken."}
     (Instances(), [ERROR, ERROR], 422, {"predictions": [{"error": ERROR_JSON}, {"error": ERROR_JSON}]}),
 )
 def test_results_and_errors_keep_their_places(form: Form, results: list[Any], status: int, body: Any) -> None:
-    reply = form.pack(results)
-    assert (reply.status, json.loads(reply.body)) == (status, body)
+    response = form.pack(results)
+    assert (response.status, json.loads(response.body)) == (status, body)
     # JSON lacks some values.
     for value in ([1.0, float("inf")], np.array([np.nan], np.float32), {"a": {1}}):
         with pytest.raises((WrongOutput, TypeError)):
@@ -196,9 +196,9 @@ def test_status_is_one_of_grpc_and_a_type_of_openais_and_only_503_is_to_be_tried
 ) -> None:
     error = ItemError(status, "Any", "Why.")
     assert GrpcErrors().pack([error]).headers["X-Grpc-Status"] == str(grpc.StatusCode[code].value[0])
-    reply = Embeddings("m").pack([error])
-    assert (reply.status, json.loads(reply.body)["error"]["type"]) == (status, kind)
-    assert reply.headers == ({} if status < 500 or status == 503 else {"X-Should-Retry": "false"})
+    response = Embeddings("m").pack([error])
+    assert (response.status, json.loads(response.body)["error"]["type"]) == (status, kind)
+    assert response.headers == ({} if status < 500 or status == 503 else {"X-Should-Retry": "false"})
 
 
 def test_allowance_that_several_threads_take_from_at_once_is_not_exceeded() -> None:

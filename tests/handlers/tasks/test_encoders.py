@@ -205,8 +205,8 @@ def test_entities_of_long_texts_are_those_of_the_pipeline_with_a_stride(tiny_arc
     assert together.body == close(alone.body, 1e-5)
     (tokens,) = serve(handler, [of_text(text, aggregation="none")])
     assert all(first["end"] <= then["start"] for first, then in pairwise(tokens.body))
-    (refused,) = serve(start(tiny_archive, name, max_windows=2), [text])
-    assert (refused.status, refused.body["message"][-33:]) == (413, "Send truncation: true to cut it.".rjust(33))
+    (rejected,) = serve(start(tiny_archive, name, max_windows=2), [text])
+    assert (rejected.status, rejected.body["message"][-33:]) == (413, "Send truncation: true to cut it.".rjust(33))
 
 
 def test_bodies_of_hugging_faces_clients_are_answered_as_pipelines_answer(tiny_archive: Made) -> None:

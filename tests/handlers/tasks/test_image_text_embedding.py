@@ -19,7 +19,7 @@ from handlers.image_text.families import read_family
 from handlers.tasks.image_text_embedding import ImageTextEmbeddingHandler
 from tests import tiny_image_text
 from tests.handlers.serving import Made, assert_own_answers, serve, started
-from tests.handlers.tasks.test_retrieval import ask, assert_refused, vectors
+from tests.handlers.tasks.test_retrieval import ask, assert_rejected, vectors
 from tests.photographs import encoded, path, photograph
 from tests.tables import table
 from tests.tiny_models import TEXTS
@@ -152,13 +152,13 @@ BAD: list[tuple[Any, int, str | None, str]] = [
 ]  # fmt: skip
 
 
-def test_bad_input_is_refused_and_the_rest_of_the_batch_is_unharmed(archived: Made, tmp_path: Path) -> None:
+def test_bad_input_is_rejected_and_the_rest_of_the_batch_is_unharmed(archived: Made, tmp_path: Path) -> None:
     handler = start(archived, "clip", max_pixels=1_000_000)
-    assert_refused(handler, "embeddings", {"input": [{"text": TEXTS[0]}, {"image": uri("coffee")}]}, BAD)
+    assert_rejected(handler, "embeddings", {"input": [{"text": TEXTS[0]}, {"image": uri("coffee")}]}, BAD)
     (texts,) = ask(start(archived, "vit"), "embeddings", {"input": "x", "modality": "text"})
     assert (texts.status, texts.body["error"]["message"]) == (400, "modality: must be image.")
-    (refused,) = serve(start(archived, "vit"), [{"body": "a text"}])
-    assert (refused.status, refused.body["message"]) == (400, "An item of this model must be an image.")
+    (rejected,) = serve(start(archived, "vit"), [{"body": "a text"}])
+    assert (rejected.status, rejected.body["message"]) == (400, "An item of this model must be an image.")
     # So is a model of another kind.
     transformers.BertConfig().save_pretrained(tmp_path)
     with pytest.raises(InvalidConfig, match="bert is not supported for embedding images"):

@@ -90,7 +90,7 @@ def test_batch_names_each_language_with_fasttexts_own_score_and_bad_items_fail_a
     assert ([type(each) for each in labels], labels[0].label) == ([TextClassificationOutputElement] * 3, "fr")
 
 
-def test_anything_but_a_fasttext_model_is_refused(tmp_path: Path) -> None:
+def test_anything_but_a_fasttext_model_is_rejected(tmp_path: Path) -> None:
     fake, entry = tmp_path / "lid.bin", model("language-id")
     fake.write_bytes(b"not a model")
     with pytest.raises(InvalidConfig, match=r"not a whole fastText model"):

@@ -42,7 +42,7 @@ def vectors(answer: Answer) -> Any:
     return np.array([each["embedding"] for each in answer.body["data"]])
 
 
-def assert_refused(handler: Any, api: str, good: Any, bad: list[tuple[Any, int, str | None, str]]) -> None:
+def assert_rejected(handler: Any, api: str, good: Any, bad: list[tuple[Any, int, str | None, str]]) -> None:
     """Send bad documents between good ones: each has its own error in OpenAI's form, and the good ones are unharmed."""
     (alone,) = ask(handler, api, good)
     first, *answers, last = ask(handler, api, good, *(body for body, *_ in bad), good)
@@ -87,8 +87,8 @@ def test_dimensions_are_cut_and_then_scaled_to_unit_length_as_the_archive_allows
     allowed, undeclared = start(tiny_archive, plain, is_matryoshka=True), start(tiny_archive, plain)
     assert vectors(ask(allowed, "embeddings", {"input": "x", "dimensions": 5})[0]).shape == (1, 5)
     assert vectors(ask(undeclared, "embeddings", {"input": "x", "dimensions": SIZE})[0]).shape == (1, SIZE)
-    (refused,) = ask(undeclared, "embeddings", {"input": "x", "dimensions": 8})
-    assert (refused.status, refused.body["error"]["param"]) == (400, "dimensions")
+    (rejected,) = ask(undeclared, "embeddings", {"input": "x", "dimensions": 8})
+    assert (rejected.status, rejected.body["error"]["param"]) == (400, "dimensions")
 
 
 @table(
@@ -110,7 +110,7 @@ def test_white_space_has_the_librarys_vector_and_unit_length_may_be_asked_for(ti
     np.testing.assert_allclose(vectors(answer), library("SentenceTransformer", handler).encode(texts), atol=1e-5)
 
 
-def test_token_ids_are_taken_as_they_are_or_refused_as_the_archive_says(tiny_archive: Made) -> None:
+def test_token_ids_are_taken_as_they_are_or_rejected_as_the_archive_says(tiny_archive: Made) -> None:
     own = start(tiny_archive, EMBEDDER, **{"token_ids": "own"})
     ids = own.tokenizer([*TEXTS[:2]])["input_ids"]
     texts, many, one = ask(own, "embeddings", {"input": [*TEXTS[:2]]}, {"input": ids}, {"input": ids[0]})
@@ -119,9 +119,9 @@ def test_token_ids_are_taken_as_they_are_or_refused_as_the_archive_says(tiny_arc
     assert many.body["usage"] == texts.body["usage"]
     (outside,) = ask(own, "embeddings", {"input": [ids[0], [100_000]]})
     assert (outside.status, outside.body["error"]["message"][:9]) == (400, "input[1]:")
-    (refused,) = ask(start(tiny_archive, EMBEDDER), "embeddings", {"input": [[15339, 1917], [65]]})
-    assert (refused.status, refused.body["error"]["param"]) == (400, "input")
-    assert "check_embedding_ctx_length=False" in refused.body["error"]["message"]
+    (rejected,) = ask(start(tiny_archive, EMBEDDER), "embeddings", {"input": [[15339, 1917], [65]]})
+    assert (rejected.status, rejected.body["error"]["param"]) == (400, "input")
+    assert "check_embedding_ctx_length=False" in rejected.body["error"]["message"]
 
 
 RANGES = [[-2.0] * SIZE, [2.0 + each / SIZE for each in range(SIZE)]]
@@ -151,7 +151,7 @@ def test_bytes_and_bits_are_those_of_sentence_transformers(tiny_archive: Made, r
     assert (answer.body["texts"], answer.body["response_type"]) == ([*TEXTS], "embeddings_by_type")
 
 
-def test_coheres_texts_are_cut_unless_its_client_refuses(tiny_archive: Made) -> None:
+def test_coheres_texts_are_cut_unless_its_client_rejects(tiny_archive: Made) -> None:
     handler, long = start(tiny_archive, EMBEDDER), "Anna Berg " + "the river rose " * LIMIT + "mayor"
     left = {"truncation": True, "truncation_side": "left"}
     cut: dict[str, dict[str, Any]] = {"START": left, "END": {"truncate": True}}
@@ -309,7 +309,7 @@ BAD_COHERE: list[tuple[Any, int, str]] = [
 ]
 
 
-def test_bad_input_is_refused_in_coheres_form(tiny_archive: Made) -> None:
+def test_bad_input_is_rejected_in_coheres_form(tiny_archive: Made) -> None:
     answers = ask(start(tiny_archive, EMBEDDER), "cohere-v2", *(body for body, *_ in BAD_COHERE))
     for answer, (body, status, words) in zip(answers, BAD_COHERE, strict=True):
         assert (answer.status, [*answer.body]) == (status, ["message"]), body
@@ -321,13 +321,13 @@ def test_bad_input_is_refused_in_coheres_form(tiny_archive: Made) -> None:
 
 
 @pytest.mark.parametrize("api", BAD)
-def test_bad_input_is_refused_in_openais_form(tiny_archive: Made, api: str) -> None:
+def test_bad_input_is_rejected_in_openais_form(tiny_archive: Made, api: str) -> None:
     handler = start(tiny_archive, {"embeddings": EMBEDDER, "rerank": RERANKER}[api])
     good = {"input": TEXTS[0]} if api == "embeddings" else {"query": QUERY, "documents": [*TEXTS]}
-    assert_refused(handler, api, good, BAD[api])
+    assert_rejected(handler, api, good, BAD[api])
 
 
-def test_api_that_the_model_does_not_serve_is_refused(tiny_archive: Made, monkeypatch: Patch) -> None:
+def test_api_that_the_model_does_not_serve_is_rejected(tiny_archive: Made, monkeypatch: Patch) -> None:
     handler = start(tiny_archive, EMBEDDER)
     (ranked,) = ask(handler, "rerank", {"query": "x", "documents": ["x"]})
     (other,) = ask(handler, "chat", {"messages": []})

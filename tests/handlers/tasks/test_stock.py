@@ -36,8 +36,8 @@ class Old(BaseHandler):
         self.calls.append(bodies)
         if "bug" in bodies:
             raise ValueError(f"cannot parse {bodies}")
-        if "refused" in bodies:
-            raise PredictionException("no refused texts", 418)
+        if "rejected" in bodies:
+            raise PredictionException("no rejected texts", 418)
         if "first" in bodies:
             return [words[0]]
         for index, body in enumerate(bodies):
@@ -89,7 +89,7 @@ def test_old_handler_sees_its_own_archive_and_rows_and_its_answers_are_unchanged
 
 @table(
     ("bug", 500, {"type": "InternalError"}),
-    ("refused", 418, {"type": "PredictionException", "message": "no refused texts"}),
+    ("rejected", 418, {"type": "PredictionException", "message": "no rejected texts"}),
     ("unknown status", 500, {"type": "WrongOutput"}),
 )
 def test_only_the_request_at_fault_gets_an_error(bad: str, status: int, body: Any, old: Old, caplog: Log) -> None:

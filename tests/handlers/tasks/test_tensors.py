@@ -140,7 +140,7 @@ def test_model_that_gives_the_same_memory_each_time_mixes_nobodys_numbers(tmp_pa
 LENGTHS = "def infer(x):\n    return {'y': x, 'rows': np.full(len(x), len(x))}\n"
 
 
-def test_request_of_more_rows_than_a_run_is_split_and_of_more_than_max_request_items_refused(tmp_path: Path) -> None:
+def test_request_of_more_rows_than_a_run_is_split_and_of_more_than_max_request_items_rejected(tmp_path: Path) -> None:
     rows = {"x": np.arange(5.0)}
     kinds = [inference(rows), inference(rows, True), (instances(*range(5)), {}), (inputs(x=[*range(5)]), {})]
     strict = function(tmp_path / "strict", LENGTHS, max_request_items=2)
@@ -169,7 +169,7 @@ def test_program_of_another_type_is_answered_in_it(datatype: str, tmp_path: Path
 
 
 @models.in_both_modes
-def test_sizes_that_the_graph_refuses_are_refused_and_get_nobody_elses_numbers(mode: Any, tmp_path: Path) -> None:
+def test_sizes_that_the_graph_rejects_are_rejected_and_get_nobody_elses_numbers(mode: Any, tmp_path: Path) -> None:
     """On one thread OpenVINO ends such a run without an error, and its outputs are those of the run before."""
     x = opset.parameter([-1, -1], np.float32, name="x")
     doubled = opset.multiply(opset.reshape(x, [0, 2, -1], special_zero=True), np.float32(2))

@@ -67,7 +67,7 @@ def test_numbers_that_json_has_not_are_null_in_it_and_themselves_elsewhere(tmp_p
 
 
 @pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
-def test_row_with_nan_or_infinity_is_refused_alone_unless_the_archive_allows_it(wrong: float, tmp_path: Path) -> None:
+def test_row_with_nan_or_infinity_is_rejected_alone_unless_the_archive_allows_it(wrong: float, tmp_path: Path) -> None:
     for allowed in (False, True):
         folder = tmp_path / str(allowed)
         handler = function(folder, "def infer(x):\n    return {'y': np.maximum(x, 0)}\n", allow_non_finite=allowed)
@@ -122,7 +122,7 @@ def test_wrong_value_in_a_row_fails_its_row_alone(name: str, value: Any, message
     assert next_one.body["predictions"] == [{"y": [1, 2], "n": 3}]
 
 
-def test_column_with_a_wrong_row_is_refused_whole(handler: TensorsHandler) -> None:
+def test_column_with_a_wrong_row_is_rejected_whole(handler: TensorsHandler) -> None:
     for x in ([[1, 2], [3]], [[1, 2], None], [], 5, {"a": 1}):
         answer = ask(handler, inputs(**{**{name: [value] for name, value in ROW.items()}, "x": x}))
         assert (answer.status, answer.body["type"]) == (400, "TensorMismatch"), x

@@ -61,7 +61,7 @@ def original(oracle: Oracle, family: str, text: str, tgt_lang: str | None = None
 @pytest.mark.parametrize("family", translating.CHECKPOINTS)
 def test_translation_of_a_mixed_batch_equals_generate(start: Translators, family: str, monkeypatch: Patch) -> None:
     handler = start(family)
-    # An archive whose search differs from the model's on the builder's texts refuses beams.
+    # An archive whose search differs from the model's on the builder's texts rejects beams.
     requests = [asked for asked in REQUESTS[family] if not (handler.is_greedy_only and "num_beams" in asked)]
     assert handler.engine.description == ("torch cpu float32" if "seamless" in family else "ctranslate2 cpu fp32")
     monkeypatch.setattr(handler, "overhead", Overhead(items=1000))
@@ -74,7 +74,7 @@ def test_translation_of_a_mixed_batch_equals_generate(start: Translators, family
 
 
 @pytest.mark.parametrize("family", ["m2m100", "nllb", "bart", "marian", "t5"])
-def test_options_that_count_an_end_at_the_start_are_refused(start: Translators, family: str) -> None:
+def test_options_that_count_an_end_at_the_start_are_rejected(start: Translators, family: str) -> None:
     handler = start(family)
     languages = REQUESTS[family][0] if family in TARGETS else {}
     for option in ({"repetition_penalty": 1.5}, {"repetition_penalty": 0.7}, {"no_repeat_ngram_size": 1}):
@@ -206,7 +206,7 @@ def test_language_that_the_model_lacks_is_the_text_s_own_error(detecting: Transl
     assert (failed["error"], good["src_lang"]) == (error, "fr")
 
 
-def test_language_is_said_in_the_code_of_the_model_and_refused_where_nothing_says_it(start: Translators) -> None:
+def test_language_is_said_in_the_code_of_the_model_and_rejected_where_nothing_says_it(start: Translators) -> None:
     handler = start("nllb", **{**DETECTING, "tgt_lang": "deu_Latn"}, src_lang="auto", min_score=0.5)
     assert ask(handler, {"text": FRENCH})[0]["src_lang"] == "fra_Latn"
     assert handler.sample().options["src_lang"] == min(handler.languages.sources)

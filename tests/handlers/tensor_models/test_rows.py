@@ -52,7 +52,7 @@ def test_model_that_writes_into_its_inputs_changes_no_later_run(count: int) -> N
             array[:] = 0
 
 
-def test_padding_that_would_take_far_more_than_the_rows_is_refused() -> None:
+def test_padding_that_would_take_far_more_than_the_rows_is_rejected() -> None:
     signature = merge_signature(
         DeclaredSignature((Tensor("x", "INT8", (-1, -1, -1)), Tensor("mask"))),
         parse(

@@ -114,7 +114,7 @@ DENSE = [FIRST, POOLING, module("Dense", "2")]
     (check_reranker, {SETTINGS: {"processing_kwargs": {"text": {"padding": "max_length"}}}}, "text: padding is not"),
     (check_reranker, {SETTINGS: {"processing_kwargs": {"chat_template": {"x": 1}}}}, "chat_template: x is not"),
 )
-def test_files_that_are_not_served_are_refused_by_name(read: Any, files: Any, words: str, tmp_path: Path) -> None:
+def test_files_that_are_not_served_are_rejected_by_name(read: Any, files: Any, words: str, tmp_path: Path) -> None:
     check_reranker(tmp_path)
     write(tmp_path, files)
     with pytest.raises(InvalidConfig, match=words):

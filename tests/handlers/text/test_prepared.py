@@ -112,7 +112,7 @@ CHECKPOINTS: dict[str, Save] = {
 def test_prepared_tokenizer_and_configuration_are_those_of_transformers(name: str, tmp_path: Path, pieces: Any) -> None:
     checkpoint = tmp_path / CHECKPOINT
     CHECKPOINTS[name](checkpoint, pieces)
-    check_tokenizer(model("sentence-embedding"), checkpoint)  # none of the settings is refused
+    check_tokenizer(model("sentence-embedding"), checkpoint)  # none of the settings is rejected
     oracle = transformers.AutoTokenizer.from_pretrained(checkpoint)
     write_tokenizer(checkpoint)
     tokenizer, config = read_tokenizer(checkpoint, trust_remote_code=False)

@@ -79,7 +79,7 @@ def grey_tiff(dtype: str, scale: float = 1, **options: Any) -> bytes:
 
 
 @pytest.mark.parametrize(("dtype", "scale"), [("uint8", 1), ("<u2", 257), (">u2", 257)])
-def test_grey_tiff_of_8_or_16_bits_is_read_and_others_are_refused(dtype: str, scale: int) -> None:
+def test_grey_tiff_of_8_or_16_bits_is_read_and_others_are_rejected(dtype: str, scale: int) -> None:
     for compression in (None, "tiff_lzw"):
         found = decode_image(grey_tiff(dtype, scale, compression=compression), ALL)
         assert np.abs(found.astype(int) - torchvision_square(CHELSEA.convert("L"))).max() <= 1
@@ -229,9 +229,9 @@ SIDE = 1800
     ("RGB", "JPEG", {"progressive": True, "subsampling": 0, **TURNED}, 1.25),
     ("CMYK", "JPEG", {"progressive": True, **TURNED}, 1.5),
 )
-def test_decoding_takes_8_bytes_a_pixel_or_is_refused(mode: str, format_: str, options: Any, pixels: float) -> None:
+def test_decoding_takes_8_bytes_a_pixel_or_is_rejected(mode: str, format_: str, options: Any, pixels: float) -> None:
     body = encoded(Image.new(mode, (SIDE, SIDE)), format_, **options)
-    # So many times its pixels are allowed, and with a tenth less it is refused where it takes more than others.
+    # So many times its pixels are allowed, and with a tenth less it is rejected where it takes more than others.
     config = replace(ALL, max_pixels=round(1.02 * pixels * SIDE**2))
     # Other threads of this process may take memory meanwhile, but not each time.
     assert any(taken_bytes(body, config) < 8.2 * config.max_pixels for _ in range(3))
@@ -271,7 +271,7 @@ CAT = encoded(CHELSEA, "AVIF", speed=10)
     *((np.zeros(shape, np.uint8), 400, "must be UINT8 .B, H, W, 3.") for shape in ((2, 3), (2, 3, 4), (0, 3, 3))),
     (np.zeros((2, 3, 3), np.int8), 400, "must be UINT8 .B, H, W, 3."),
 )
-def test_decode_bad_bytes_are_refused_each_with_its_own_error(body: Any, code: int, message: str) -> None:
+def test_decode_bad_bytes_are_rejected_each_with_its_own_error(body: Any, code: int, message: str) -> None:
     with pytest.raises(InvalidInput, match=message) as raised:
         decode_image(body, ALL if message.startswith("AVIF data") else FULL)
     assert raised.value.code == code
@@ -334,7 +334,7 @@ def with_scans(scans: int) -> bytes:
     pytest.param(with_extensions(b"\x21\xfe\x01A\0" * MOST_BLOCKS), id="gif-extensions"),
     pytest.param(with_extensions(b"\x21\xfe" + b"\x01A" * MOST_BLOCKS + b"\0"), id="gif-blocks"),
 )
-def test_decode_a_file_of_more_parts_than_an_image_needs_is_refused(body: bytes) -> None:
+def test_decode_a_file_of_more_parts_than_an_image_needs_is_rejected(body: bytes) -> None:
     with pytest.raises(ImageTooLarge, match="more than"):
         images.open_image(body, SCALED, None, 232)
     images.open_image(with_scans(MOST_SCANS), SCALED, None, 232)

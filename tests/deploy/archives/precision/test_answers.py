@@ -133,9 +133,9 @@ def test_images_are_twenty_crops_or_a_folders_and_labels_are_classes_or_their_nu
     task = task_class("image_classification")()
     task.config = ImageClassificationConfig(arch="resnet18")
     task.preprocessing = Preprocessing(256, (224, 224), "bilinear", IMAGENET_MEAN, IMAGENET_STD)
-    items, refused = inputs.decode_inputs(task, inputs.list_inputs(tmp_path), is_text=False)
+    items, rejected = inputs.decode_inputs(task, inputs.list_inputs(tmp_path), is_text=False)
     assert [each.item.pixels.shape for each in items] == [(224, 224, 3)] * 2
-    assert sorted(line.partition(":")[0] for line in refused) == ["cut.jpg", "notes.txt"]
+    assert sorted(line.partition(":")[0] for line in rejected) == ["cut.jpg", "notes.txt"]
     names = ["cat", "7", "dog"]
     assert inputs.match_labels([inputs.DecodedInput(None, label) for label in ("dog", 0, "7")], names) == [2, 0, 1]
     assert inputs.match_labels([inputs.DecodedInput(None, label) for label in (None, "holiday")], names) is None

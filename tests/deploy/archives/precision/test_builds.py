@@ -1,4 +1,4 @@
-"""archive.sh's proofs: an archive answers as its model does, and int8 is made, proven, found again or refused.
+"""archive.sh's proofs: an archive answers as its model does, and int8 is made, proven, found again or rejected.
 
 NNCF is in a separate environment, which tests/nightly/test_int8.py uses; these tests use a simple quantiser.
 """
@@ -78,7 +78,7 @@ def wanted(archive_sh: ArchiveSh, checkpoint: str, count: int = len(TEXTS), hand
     return [*arguments, "--precision", "int8", "--calibrate", str(folder)]
 
 
-def test_int8_is_proven_found_again_and_refused_below_the_bar(archive_sh: ArchiveSh, checkpoint: str) -> None:
+def test_int8_is_proven_found_again_and_rejected_below_the_bar(archive_sh: ArchiveSh, checkpoint: str) -> None:
     arguments = wanted(archive_sh, checkpoint)
     lines, build = archive_sh(*arguments, "--min-agreement", "0.5"), archive_sh.build("tiny")
     assert {"model.xml", "model-int8.xml", "model-int8.bin"} <= set(build["files"])
@@ -91,9 +91,9 @@ def test_int8_is_proven_found_again_and_refused_below_the_bar(archive_sh: Archiv
     has_bf16 = "BF16" in openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
     assert ("bf16" in build["proofs"]) is has_bf16
     assert archive_sh(*arguments, "--min-agreement", "0.5") == [f"{lines[-1].partition(': ')[0]}: up to date"]
-    refusal = archive_sh.refused(*arguments, "--min-agreement", "1")
-    assert refusal.startswith(f"tiny: int8: vectors {proof['agreement']:.4f} of 6 samples")
-    assert "less than --min-agreement 1, so nothing was built" in refusal
+    rejection = archive_sh.rejected(*arguments, "--min-agreement", "1")
+    assert rejection.startswith(f"tiny: int8: vectors {proof['agreement']:.4f} of 6 samples")
+    assert "less than --min-agreement 1, so nothing was built" in rejection
     assert archive_sh.build("tiny") == build
 
 
@@ -123,22 +123,24 @@ def test_labels_prove_int8_by_accuracy(archive_sh: ArchiveSh, tmp_path: Path) ->
     arguments = wanted(archive_sh, str(checkpoint), handler="text_classification")
     labelled = tmp_path / "labelled.txt"
     labelled.write_text("\n".join(json.dumps({"text": text, "label": 0}) for text in TEXTS))
-    assert "tiny: int8: accuracy " in archive_sh.refused(*arguments, "--validate", str(labelled))
+    assert "tiny: int8: accuracy " in archive_sh.rejected(*arguments, "--validate", str(labelled))
     archive_sh(*arguments, "--validate", str(labelled), "--min-agreement", "0")
     proof = archive_sh.build("tiny")["proofs"]["int8"]
     assert (proof["measure"], proof["samples"], "in fp32" in proof["detail"]) == ("accuracy", len(TEXTS), True)
     labelled.write_text('{"text": "one", "label": 0}\n{"text": "two"}\n')
-    assert "1 of 2 inputs to validate with have no class" in archive_sh.refused(*arguments, "--validate", str(labelled))
+    assert "1 of 2 inputs to validate with have no class" in archive_sh.rejected(
+        *arguments, "--validate", str(labelled)
+    )
 
 
 def test_too_few_inputs_or_none_that_the_model_takes_are_one_line(archive_sh: ArchiveSh, checkpoint: str) -> None:
     words = "tiny: --calibrate: 9 inputs; at least 10 are needed"
-    assert archive_sh.refused(*wanted(archive_sh, checkpoint, 9)) == words
+    assert archive_sh.rejected(*wanted(archive_sh, checkpoint, 9)) == words
     broken = archive_sh.folder / "broken"
     broken.mkdir()
     (broken / "one.txt").write_bytes(b"\xff\xfe")
     asked = ["tiny", "--weights", checkpoint, "--engine", "openvino", "--validate", str(broken)]
-    assert f"{broken}: the model accepts none of the 1 inputs: one.txt: " in archive_sh.refused(*asked)
+    assert f"{broken}: the model accepts none of the 1 inputs: one.txt: " in archive_sh.rejected(*asked)
 
 
 @table(
@@ -149,7 +151,7 @@ def test_too_few_inputs_or_none_that_the_model_takes_are_one_line(archive_sh: Ar
     ("mobilenet-v2", {"calibrate": "texts"}, "expected a folder of images"),
     ("sentence-embedding", {"calibrate": "texts", "validate": "texts"}, "name other inputs for --validate"),
 )
-def test_impossible_precision_is_refused(name: str, given: dict[str, str], words: str, archive_sh: ArchiveSh) -> None:
+def test_impossible_precision_is_rejected(name: str, given: dict[str, str], words: str, archive_sh: ArchiveSh) -> None:
     for folder in ("photographs", "empty"):
         (archive_sh.folder / folder).mkdir()
     (archive_sh.folder / "photographs" / "one.jpg").write_bytes(b"\xff\xd8")
@@ -157,7 +159,7 @@ def test_impossible_precision_is_refused(name: str, given: dict[str, str], words
     options = ["--models", str(MODEL_LIST), "--precision", "int8"]
     for option, value in given.items():
         options += [f"--{option}", value if option == "engine" else str(archive_sh.folder / value)]
-    assert words in archive_sh.refused(name, *options) and not archive_sh.store.exists()
+    assert words in archive_sh.rejected(name, *options) and not archive_sh.store.exists()
 
 
 TRACED = ["the river", "Anna Berg kept the inn at Lindau.", "the mayor wrote a letter " * 12, "x", "stone " * 40]
@@ -210,11 +212,11 @@ def assert_equal(task: Any, weights: Path) -> None:
         np.testing.assert_allclose(answer, expected, 0, 1e-3 * np.abs(expected).max())
 
 
-def test_model_that_remembers_texts_is_refused_and_few_tokens_are_compared(archive_sh: ArchiveSh) -> None:
+def test_model_that_remembers_texts_is_rejected_and_few_tokens_are_compared(archive_sh: ArchiveSh) -> None:
     weights = archive_sh.folder / "weights"
     families.save("big_bird", "AutoModelForSequenceClassification", weights)
     archive_sh.write_list("own", "text_classification", config={"threads": 1})
-    line = archive_sh.refused("own", "--weights", str(weights), "--engine", "torch")
+    line = archive_sh.rejected("own", "--weights", str(weights), "--engine", "torch")
     assert "PyTorch differs from the model by " in line and "max_length: 40 in model-config.yaml" in line
     weights = tiny_models.checkpoint(archive_sh.folder / "few", "bert", "text_classification")
     change_json(weights / "tokenizer_config.json", model_max_length=5)
@@ -246,20 +248,20 @@ def test_longformer_finds_the_questions_end_and_is_served(archive_sh: ArchiveSh)
     assert archive_sh.build("own")["fidelity"]["largest_error"] < 1e-3
 
 
-def test_graph_without_a_branch_or_segments_is_refused(archive_sh: ArchiveSh, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_graph_without_a_branch_or_segments_is_rejected(archive_sh: ArchiveSh, monkeypatch: pytest.MonkeyPatch) -> None:
     weights = tiny_models.checkpoint(
         archive_sh.folder / "weights", "distilbert", "text_classification", labels=("NO", "YES")
     )
     change_json(weights / "config.json", auto_map={"AutoModelForSequenceClassification": "own.Own"})
     (weights / "own.py").write_text(BRANCH)
     assert built(archive_sh, weights, trust_remote_code=True)["engine"] == "torch"
-    line = archive_sh.refused("own", "--weights", str(weights), "--engine", "openvino")
+    line = archive_sh.rejected("own", "--weights", str(weights), "--engine", "openvino")
     assert "OpenVINO differs from the model by " in line
     assert "on a text of 33 tokens; max_length: 17" in line and "--engine torch" in line
     weights = tiny_models.checkpoint(archive_sh.folder / "bert", "bert", "question_answering")
     archive_sh.write_list("own", "question_answering", config={"threads": 1})
     monkeypatch.setattr("handlers.text.encoder_modules.INPUT_NAMES", ("input_ids", "attention_mask"))
-    assert "own: OpenVINO differs from transformers by " in archive_sh.refused("own", "--weights", str(weights))
+    assert "own: OpenVINO differs from transformers by " in archive_sh.rejected("own", "--weights", str(weights))
 
 
 def assert_faithful(entry: ModelEntry, weights: Path, other: Path, folder: Path, tmp_path: Path) -> None:
@@ -321,4 +323,4 @@ def test_folder_without_a_classifier_is_one_line(config: Any, files: Any, words:
     if files:
         (weights / "config.json").write_text(json.dumps(files))
     archive_sh.write_list("own", "image_classification", config=config)
-    assert words in archive_sh.refused("own", "--weights", str(weights))
+    assert words in archive_sh.rejected("own", "--weights", str(weights))
