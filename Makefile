@@ -23,13 +23,13 @@ config = $(if $(filter command,$(firstword $(origin CONFIG))),--config $(CONFIG)
 nodes = $(if $(filter command,$(firstword $(origin NODES))),--node-count $(NODES))
 
 serve: .venv/.installed ## build a model, start a server, predict; CONFIG=production NODES=4
-	@$(BIN)/python -m deploy.run start $(config) $(nodes)
+	@$(BIN)/python -m deploy.nodes.run start $(config) $(nodes)
 
 gateway: .venv/.installed ## start Envoy in front of the servers; CONFIG=my/gateway.yaml
 	@$(BIN)/python -m deploy.gateway start $(config)
 
 stop: .venv/.installed ## stop the gateway after its last response, then the servers
-	@$(BIN)/python -m deploy.run stop $(config)
+	@$(BIN)/python -m deploy.nodes.run stop $(config)
 
 archive: .venv/.installed ## build every archive of examples/models.yaml
 	@./archive.sh --all

@@ -5,7 +5,7 @@ from typing import Any
 
 ROOMS = {
     "gateway": "deploy.gateway.drain",  # torchserve-batching drain
-    "migrate": "deploy.migrate.entry",  # archive --from
+    "migrate": "deploy.archives.migrate.entry",  # archive --from
     "precision": "deploy.archives.precision.request",  # each build compares the archive with its model
     "int8": "deploy.archives.precision.int8",  # archive --precision int8
 }

@@ -1,4 +1,4 @@
-"""Processes of `python -m deploy.serve`, on free ports."""
+"""Processes of `python -m deploy.hosts.serve`, on free ports."""
 
 import os
 import signal
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import requests
 
 from deploy.models import ROOT
-from deploy.run.node import Node
+from deploy.nodes.run.node import Node
 from load.sandbox import free_ports
 from tests.waiting import PATIENCE_S, until
 
@@ -47,7 +47,7 @@ class Host(NamedTuple):
 
 
 def command(*words: object, python: str = sys.executable) -> list[str]:
-    return [python, "-W", "ignore", "-m", "deploy.serve", *map(str, words)]
+    return [python, "-W", "ignore", "-m", "deploy.hosts.serve", *map(str, words)]
 
 
 def start(archive: Path, *words: object, log: Path | None = None, python: str = sys.executable) -> Host:

@@ -47,19 +47,19 @@ ROOMS = {
     ),
     "container": Room(
         (
-            *("deploy/container/", "compose.yaml", "docs/how-to/kubernetes.md", "tests/nightly/container/"),
+            *("deploy/nodes/container/", "compose.yaml", "docs/how-to/kubernetes.md", "tests/nightly/container/"),
             *(f"deploy/kubernetes/{name}/" for name in ("base", "components", "jobs", "overlays")),
         )
     ),
     "ray": Room(
         (
-            *("deploy/ray/", "deploy/kubernetes/ray/", "deploy/prometheus/ray.yml", "deploy/extras/ray.lock"),
+            *("deploy/hosts/ray/", "deploy/kubernetes/ray/", "deploy/prometheus/ray.yml", "deploy/extras/ray.lock"),
             "docs/how-to/ray-serve.md",
         ),
         (("docs/generate.py", r', "ray"'),),
     ),
     "serve": Room(
-        ("deploy/serve/", "load/bench/hosts.py", "load/bench/gpu.py", "docs/how-to/one-process.md"),
+        ("deploy/hosts/serve/", "load/bench/hosts.py", "load/bench/gpu.py", "docs/how-to/one-process.md"),
         (
             ("load/bench/__main__.py", line('"hosts"')),
             ("load/bench/__main__.py", line('"gpu"')),
@@ -68,8 +68,8 @@ ROOMS = {
             ("load/bench/peers.py", r"stack\.enter_context\(serve_process\(bench, network\)\), "),
         ),
     ),
-    "scoring": Room(("deploy/scoring/", "docs/how-to/bulk-scoring.md")),
-    "migrate": Room(("deploy/migrate/", "docs/how-to/move.md"), (("deploy/rooms.py", line('"migrate"')),)),
+    "scoring": Room(("deploy/hosts/scoring/", "docs/how-to/bulk-scoring.md")),
+    "migrate": Room(("deploy/archives/migrate/", "docs/how-to/move.md"), (("deploy/rooms.py", line('"migrate"')),)),
     "int8": Room(
         (
             *("deploy/archives/precision/int8.py", "deploy/archives/precision/quantise.py"),

@@ -40,12 +40,12 @@ NEIGHBOURS: dict[str, set[str]] = {
 }
 # Package of deploy/ -> those of it that import this one, or have what it does without: it imports none of them.
 ABOVE = {
-    "archives": ("migrate", "run", "gateway", "container"),
-    "run": ("archives.precision", "migrate", "gateway", "container"),
-    "gateway": ("container",),
-    "protocol": ("gateway", "frontend"),
-    "frontend": ("gateway", "run", "ray", "serve", "archives"),
-    "serve": ("gateway", "run", "archives"),
+    "archives": ("nodes", "gateway", "hosts.serve", "hosts.ray"),
+    "nodes/run": ("archives.precision", "archives.migrate", "gateway", "nodes.container"),
+    "gateway": ("nodes.container",),
+    "protocol": ("gateway", "hosts"),
+    "hosts": ("gateway", "nodes", "archives"),
+    "hosts/frontend": ("hosts.ray", "hosts.serve"),
 }
 MEASURED = (("load", "bench"), ("load", "sandbox.py"))
 # The names of an archive's own handlers that the hosts in Python import.
@@ -97,7 +97,7 @@ def test_rooms_import_only_from_the_floors_below(package: str) -> None:
 def test_hosts_know_only_these_names_of_an_archives_handlers() -> None:
     """A change of one of them, or of the core's public names, is another FORMAT."""
     assert (FORMAT, archive_files.FORMAT) == (4, 4)
-    paths = [*modules("deploy/frontend"), *modules("deploy/protocol"), *modules("deploy/serve")]
+    paths = [*modules("deploy/hosts/frontend"), *modules("deploy/protocol"), *modules("deploy/hosts/serve")]
     found = {name for path in paths for name in imports(path) if name.startswith("handlers.")}
     assert found == {f"{module}.{name}" for module, names in HOSTS_KNOW.items() for name in names.split()}
     methods = {"unpack", "submit", "cancel", "step", "close", "is_running"}

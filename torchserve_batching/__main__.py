@@ -16,7 +16,7 @@ from torchserve_client.version import VERSION
 PROGRAM = "torchserve-batching"
 # The folder of all state, for deploy.places and for the processes that a command starts.
 PLACE = "TORCHSERVE_BATCHING_DIR"
-RUN, CLIENT = "deploy.run", "torchserve_client"
+RUN, CLIENT = "deploy.nodes.run", "torchserve_client"
 USAGE = 2
 
 
@@ -36,7 +36,7 @@ TABLE = {
         "completion": Command("torchserve_batching.completion", "print the script that completes names in bash or zsh"),
     },
     "Servers on this machine": {
-        "serve": Command("deploy.serve", "serve one archive in this process, without Java"),
+        "serve": Command("deploy.hosts.serve", "serve one archive in this process, without Java"),
         "start": Command(RUN, "start TorchServe, or several nodes, with models", extra="torchserve"),
         "status": Command(RUN, "print whether each node runs, its process and its URL", extra="torchserve"),
         "stop": Command(RUN, "stop all nodes", extra="torchserve"),
@@ -44,7 +44,7 @@ TABLE = {
         "drain": Command(RUN, "send a node no new requests, and stop it", "deploy.gateway", "gateway"),
         "restart": Command(RUN, "drain, stop and start each node", "deploy.gateway", "gateway"),
         "gateway": Command("deploy.gateway", "start, check or stop Envoy in front of the nodes", extra="gateway"),
-        "ray": Command("deploy.ray", "configure Ray Serve for archives"),
+        "ray": Command("deploy.hosts.ray", "configure Ray Serve for archives"),
     },
     "Registered models; options of the server precede the command: --url URL describe": {
         "register": Command(CLIENT, "register an archive of the model store"),

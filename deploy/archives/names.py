@@ -51,7 +51,7 @@ def prune(newest: Path, count: int, home: Path = HOME) -> list[Path]:
 
 
 def _read_records(home: Path) -> str:
-    """Return the records of the models that the nodes of this machine serve, or restore: deploy.run.restore."""
+    """Return the records of the models that the nodes of this machine serve, or restore: deploy.nodes.run.restore."""
     logs = [home / "logs" / "config", *home.glob(".nodes/*/logs/config")]
     last = [max(folder.glob("*.cfg"), key=lambda path: path.stat().st_mtime_ns, default=None) for folder in logs]
     files = [*filter(None, last), *home.glob(".nodes/*/restore.json")]

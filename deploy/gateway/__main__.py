@@ -19,12 +19,12 @@ from deploy.gateway.settings import CONFIG, STATE_DIR, GatewaySettings, Ports, r
 from deploy.gateway.supervisor import PROBLEM, GatewayFailed, is_listening, read_problem, start_module, supervise
 from deploy.gateway.watch import read_saved
 from deploy.models import ROOT
-from deploy.run.errors import ServerError
-from deploy.run.machine import LocalNode, reachable_nodes
-from deploy.run.node import NODES, write_nodes
-from deploy.run.processes import find_holder, hold_pid_file, wait_until
-from deploy.run.server import Server
-from deploy.run.summary import shorten
+from deploy.nodes.run.errors import ServerError
+from deploy.nodes.run.machine import LocalNode, reachable_nodes
+from deploy.nodes.run.node import NODES, write_nodes
+from deploy.nodes.run.processes import find_holder, hold_pid_file, wait_until
+from deploy.nodes.run.server import Server
+from deploy.nodes.run.summary import shorten
 from handlers.errors import InvalidConfig
 
 PID = "gateway.pid"

@@ -19,7 +19,7 @@ from pydantic import TypeAdapter
 
 from deploy.gateway.settings import GUARDS, NONE, GatewaySettings, Ports, make_settings, read_document
 from deploy.gateway.watch import read_saved
-from deploy.run.node import Node, read_nodes, replace_file
+from deploy.nodes.run.node import Node, read_nodes, replace_file
 from handlers.errors import InvalidConfig
 
 logger = logging.getLogger(__name__)

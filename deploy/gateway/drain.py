@@ -3,7 +3,7 @@
 take_out:      the gateway sends it no new requests -> a moment -> none is in flight
 drain_local:   take_out for a node of this machine after a SIGTERM; undrain_local undoes it
 wait_idle:     the wait of both, and of a node in a container, whose own Envoy counts
-COMMANDS:      drain and restart of `python -m deploy.run`
+COMMANDS:      drain and restart of `python -m deploy.nodes.run`
 """
 
 import argparse
@@ -14,12 +14,12 @@ from pathlib import Path
 from time import sleep
 
 from deploy.gateway.settings import CONFIG, STATE_DIR, GatewaySettings, read_settings
-from deploy.run import serve
-from deploy.run.errors import ServerError
-from deploy.run.lifecycle import find_watcher, stop_node
-from deploy.run.machine import LocalNode, all_nodes
-from deploy.run.node import reachable_host
-from deploy.run.processes import wait_until
+from deploy.nodes.run import serve
+from deploy.nodes.run.errors import ServerError
+from deploy.nodes.run.lifecycle import find_watcher, stop_node
+from deploy.nodes.run.machine import LocalNode, all_nodes
+from deploy.nodes.run.node import reachable_host
+from deploy.nodes.run.processes import wait_until
 from torchserve_client.arguments import duration_s
 from torchserve_client.errors import ManagementError, Unreachable
 from torchserve_client.gateway import MOMENT_S, Gateway
@@ -176,7 +176,7 @@ def find_running(options: argparse.Namespace) -> list[LocalNode]:
 
 
 def add_options(command: object, files: argparse._ArgumentGroup, nodes: argparse._ArgumentGroup) -> None:
-    """Add the options of a command of `python -m deploy.run` that concern the gateway."""
+    """Add the options of a command of `python -m deploy.nodes.run` that concern the gateway."""
     words = "settings of the gateway; default: deploy/gateway.yaml"
     files.add_argument("--gateway-config", type=Path, default=CONFIG, metavar="PATH", help=words)
     if command is drain:

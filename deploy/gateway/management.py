@@ -19,8 +19,8 @@ import aiohttp
 from yarl import URL
 
 from deploy.gateway.state import Placement
+from deploy.nodes.run.node import Node, read_tokens
 from deploy.protocol.rejections import DRAINING
-from deploy.run.node import Node, read_tokens
 from handlers.protocol.wire import METADATA_HEADER, NAME_BYTES
 from torchserve_client.management import OVERLAP, PAGE_MODELS
 

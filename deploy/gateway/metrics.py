@@ -16,7 +16,7 @@ from typing import NamedTuple
 import aiohttp
 
 from deploy.gateway.state import Fleet
-from deploy.run.node import Node
+from deploy.nodes.run.node import Node
 
 RESPONSE_S = 1.5  # seconds for a node's metrics, which are scraped every two seconds
 # Labels of the exposition format, with or without a comma after the last.

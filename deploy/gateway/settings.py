@@ -14,8 +14,8 @@ from pydantic.dataclasses import dataclass
 from deploy import settings_file
 from deploy.gateway.envoy.resources import filter_headers
 from deploy.models import ROOT
+from deploy.nodes.run.node import Node
 from deploy.places import HOME
-from deploy.run.node import Node
 from deploy.settings_file import Origin, Port, read_file, read_yaml
 from handlers.config import SETTINGS, Count
 from handlers.errors import InvalidConfig
@@ -52,7 +52,7 @@ class Ports:
 
 @dataclass(frozen=True, kw_only=True, config=SETTINGS)
 class Discover:
-    """Nodes that are found by a name, each behind its own Envoy (`python -m deploy.container`)."""
+    """Nodes that are found by a name, each behind its own Envoy (`python -m deploy.nodes.container`)."""
 
     host: Annotated[str, Field(pattern=r"^[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?$")]
     port: Port = 8085

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from deploy.gateway.settings import Canary
+from deploy.nodes.run.node import Node
 from deploy.protocol.description import strip_zeros
-from deploy.run.node import Node
 
 
 @dataclass(frozen=True, slots=True)

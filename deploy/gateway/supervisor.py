@@ -26,10 +26,10 @@ from deploy.gateway.envoy.listeners import bootstrap
 from deploy.gateway.envoy.process import Envoy, EnvoyError
 from deploy.gateway.settings import GatewaySettings
 from deploy.models import ROOT
-from deploy.run.errors import ServerError
-from deploy.run.lifecycle import find_watcher, start_node
-from deploy.run.machine import Layout, LocalNode, local_nodes
-from deploy.run.node import reachable_host
+from deploy.nodes.run.errors import ServerError
+from deploy.nodes.run.lifecycle import find_watcher, start_node
+from deploy.nodes.run.machine import Layout, LocalNode, local_nodes
+from deploy.nodes.run.node import reachable_host
 from handlers.errors import InvalidConfig
 from torchserve_client.errors import ManagementError
 

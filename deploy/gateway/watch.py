@@ -24,7 +24,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from deploy.gateway.management import Models, NodeDraining, NodeFailed, NodeUnreachable, fetch_metadata, list_models
 from deploy.gateway.state import Placement, ServedModel, ServedVersion
-from deploy.run.node import STARTED, Node, replace_file
+from deploy.nodes.run.node import STARTED, Node, replace_file
 
 logger = logging.getLogger(__name__)
 
@@ -115,7 +115,7 @@ class Watch:
                 return {}
             except (OSError, ValueError, LookupError, TypeError):
                 return {**self.models}
-        # A node in a container lists its models when all are restored (deploy.container.envoy).
+        # A node in a container lists its models when all are restored (deploy.nodes.container.envoy).
         return {} if self.node.inference == self.node.management else None
 
     def _find_missing(self, found: Models, pending: Mapping[tuple[str, str], Placement | None] | None) -> Models:

@@ -16,7 +16,7 @@ import orjson
 from rich.console import Console
 
 from deploy.archives.archive import ArchiverFailed
-from deploy.run.errors import ServerError
+from deploy.nodes.run.errors import ServerError
 from load.bench import archives, machine, peer_process
 from load.bench.rounds import Bench, progress
 from load.bench.table import Row, render

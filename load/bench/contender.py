@@ -15,7 +15,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import NamedTuple
 
-from deploy.run.server import Server
+from deploy.nodes.run.server import Server
 from load.bench.peer_process import PeerProcess
 from load.errors import LoadError
 from load.generate import Attack, Check, ClosedLoop, Load, Target

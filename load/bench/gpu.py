@@ -1,6 +1,6 @@
 """Images, texts and translation on a GPU: ours over HTTP, in bf16, against loops in process.
 
-Ours is one process of deploy.serve: it needs no Java. The loops, of load.bench.gpu_loops, have no server: an
+Ours is one process of deploy.hosts.serve: it needs no Java. The loops, of load.bench.gpu_loops, have no server: an
 application's own code, eager, compiled and on CUDA graphs.
 """
 

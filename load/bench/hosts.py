@@ -1,4 +1,4 @@
-"""One process of deploy.serve for each archive against one TorchServe with the same archives, in adaptive mode.
+"""One process of deploy.hosts.serve for each archive against one TorchServe with the same archives, in adaptive mode.
 
 both run -> closed loops -> memory of the processes that compute -> clients that leave
 each is started again -> seconds to its first response
@@ -16,7 +16,7 @@ from pathlib import Path
 import aiohttp
 import psutil
 
-from deploy.run.server import Server
+from deploy.nodes.run.server import Server
 from load.bench import archives, peer_process, samples
 from load.bench.archives import CPU_ONLY, WINDOW
 from load.bench.contender import Endpoint, register
@@ -41,7 +41,7 @@ def serve_one(
     folder: Path, inputs: Inputs, headers: Mapping[str, str] | None = None, gpu: int | None = None
 ) -> Iterator[PeerProcess]:
     device = () if gpu is None else ("--gpu", str(gpu))
-    command = ("python", "-W", "ignore", "-m", "deploy.serve", str(folder), *device, "--port")
+    command = ("python", "-W", "ignore", "-m", "deploy.hosts.serve", str(folder), *device, "--port")
     peer = Peer(ONE, sys.prefix, command, f"predictions/{folder.name}", headers=headers or {})
     with peer_process.start(peer, inputs.items[0].body) as running:
         yield running

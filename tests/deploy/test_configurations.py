@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from deploy.models import ROOT
-from deploy.run import properties
-from deploy.run.properties import MIB, ServerSettings, excess_memory, parse, relocate_config
+from deploy.nodes.run import properties
+from deploy.nodes.run.properties import MIB, ServerSettings, excess_memory, parse, relocate_config
 from handlers.config import HandlerConfig
 from handlers.errors import InvalidConfig
 from load.sandbox import make_settings

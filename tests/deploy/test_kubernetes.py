@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import yaml
 
-from deploy.container.node import summarize_health
-from deploy.container.settings import PORT, NodeSettings
 from deploy.models import ROOT
+from deploy.nodes.container.node import summarize_health
+from deploy.nodes.container.settings import PORT, NodeSettings
 from handlers.errors import InvalidConfig
 from tests.tables import table
 from torchserve_client.cli import parser

@@ -8,9 +8,9 @@ from typing import Any
 import psutil
 import yaml
 
-from deploy.run.server import Server
+from deploy.nodes.run.server import Server
 from load import sandbox
-from tests.deploy.serve.conftest import number_archive
+from tests.deploy.hosts.serve.conftest import number_archive
 from tests.doors.door import MODEL, Door, ask, ask_grpc, is_kept_by
 from tests.hosts import is_ready, start
 from tests.nightly.ray.cluster import Cluster

@@ -16,8 +16,8 @@ from typing import Any
 import psutil
 
 from deploy.models import ROOT
-from deploy.run.properties import relocate_config
-from deploy.run.server import Server
+from deploy.nodes.run.properties import relocate_config
+from deploy.nodes.run.server import Server
 from load.sandbox import free_ports, make_settings
 from tests.exports import shared
 from tests.rooms import tracked

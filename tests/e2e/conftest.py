@@ -20,7 +20,7 @@ import yaml
 
 from deploy.archives.archive import Recipe
 from deploy.models import ModelEntry, model
-from deploy.run.server import Server
+from deploy.nodes.run.server import Server
 from load import sandbox
 from load.sandbox import Sandbox, run_server
 from tests.exports import shared

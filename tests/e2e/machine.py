@@ -9,9 +9,9 @@ import psutil
 import requests
 
 from deploy.models import ROOT
-from deploy.run.machine import Layout, local_nodes, reachable_nodes
-from deploy.run.node import write_nodes
-from deploy.run.properties import relocate_config
+from deploy.nodes.run.machine import Layout, local_nodes, reachable_nodes
+from deploy.nodes.run.node import write_nodes
+from deploy.nodes.run.properties import relocate_config
 from load.sandbox import GATEWAY_PORTS, Sandbox, free_ports, make_settings
 from tests.photographs import photograph
 from tests.waiting import until

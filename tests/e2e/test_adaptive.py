@@ -3,7 +3,7 @@
 import pytest
 import requests
 
-from deploy.run.server import Server
+from deploy.nodes.run.server import Server
 from tests.e2e.conftest import STARTUP_TIMEOUT_S, Make, Registrations, metrics, send_together, url
 from tests.e2e.test_conformance import assert_grpc_answers_like_http
 from tests.waiting import until

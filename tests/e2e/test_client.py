@@ -11,7 +11,7 @@ import requests
 
 from deploy.gateway import management as listing
 from deploy.models import model
-from deploy.run.server import Server
+from deploy.nodes.run.server import Server
 from load import sandbox
 from torchserve_client import Client, InvalidPayload, RetryPolicy, management
 from torchserve_client.cli import main

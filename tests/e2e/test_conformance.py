@@ -2,7 +2,7 @@
 
 tritonclient http, http.aio, grpc, grpc.aio; bodies by hand where a client would not send them
     -> Envoy -> a real TorchServe with a model in classic mode
-             -> processes of deploy.serve, which are adaptive: an encoder, and a model of every datatype
+             -> processes of deploy.hosts.serve, which are adaptive: an encoder, and a model of every datatype
 """
 
 import asyncio
@@ -30,7 +30,7 @@ from google.protobuf.wrappers_pb2 import BytesValue
 from numpy.typing import NDArray
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
-from deploy.run.server import Server
+from deploy.nodes.run.server import Server
 from load import sandbox
 from load.sandbox import Sandbox
 from tests.e2e import echo

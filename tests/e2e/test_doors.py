@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.run.server import Server
+from deploy.nodes.run.server import Server
 from tests.client.conftest import Certificates
 from tests.doors import places
 from tests.doors.door import MODEL, Door, ask_grpc, hold

@@ -10,9 +10,9 @@ import psutil
 import pytest
 
 from deploy.models import ROOT
-from deploy.run.errors import ServerError
-from deploy.run.properties import relocate_config
-from deploy.run.server import Server
+from deploy.nodes.run.errors import ServerError
+from deploy.nodes.run.properties import relocate_config
+from deploy.nodes.run.server import Server
 from load.sandbox import make_settings, run_server
 from tests.e2e.clients import Clients
 from tests.e2e.conftest import ADAPTIVE, MOBILENET, Make, send, url, worker_pid
@@ -97,7 +97,16 @@ def test_server_that_cannot_start_or_is_not_there_says_so(server: Server, model_
     # With other ports, but in the temporary folder of the first server: its pid file and sockets lie there.
     config = tmp_path / "config.properties"
     config.write_text(relocate_config(server.config.read_text(), ROOT, make_settings(model_store)))
-    words = [sys.executable, "-m", "deploy.run", "start", "--config", str(config), "--state-dir", f"{tmp_path}/nodes"]
+    words = [
+        sys.executable,
+        "-m",
+        "deploy.nodes.run",
+        "start",
+        "--config",
+        str(config),
+        "--state-dir",
+        f"{tmp_path}/nodes",
+    ]
     temporary = {**os.environ, "TMPDIR": str(server.temporary)}
     done = subprocess.run(words, cwd=ROOT, env=temporary, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (1, "") and done.stderr.startswith(f"start: TorchServe: {beside}")

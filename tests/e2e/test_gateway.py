@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import requests
 
-from deploy.run.server import Server
+from deploy.nodes.run.server import Server
 from load.sandbox import Sandbox
 from tests.e2e.clients import Clients
 from tests.e2e.conftest import MOBILENET, Make, metrics

@@ -10,7 +10,7 @@ import pytest
 import requests
 
 from deploy.gateway.supervisor import HANG_S, is_listening
-from deploy.run.node import Node
+from deploy.nodes.run.node import Node
 from load import sandbox
 from load.sandbox import GATEWAY_PORTS, Sandbox, free_ports
 from tests.e2e.machine import control_of

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from deploy.archives.__main__ import main
-from deploy.run.server import Server
+from deploy.nodes.run.server import Server
 from load.expect import matches
 from tests.e2e.conftest import send, send_together
 from tests.photographs import photograph

@@ -19,9 +19,9 @@ import pytest
 import requests
 
 from deploy.models import ROOT
-from deploy.run.lifecycle import find_watcher, start_node
-from deploy.run.machine import LocalNode
-from deploy.run.restore import Record
+from deploy.nodes.run.lifecycle import find_watcher, start_node
+from deploy.nodes.run.machine import LocalNode
+from deploy.nodes.run.restore import Record
 from tests.e2e.clients import Clients, assert_all_answered
 from tests.e2e.conftest import Make, send
 from tests.e2e.machine import READY_S, Machine
@@ -41,7 +41,7 @@ class Site(Machine):
 
     def serve(self, *command: str) -> list[str]:
         places = ["--config", self.config, "--state-dir", self.folder, "--gateway-config", self.gateway.config]
-        return ["deploy.run", *command, *map(str, places)]
+        return ["deploy.nodes.run", *command, *map(str, places)]
 
     def clients(self, count: int = 4) -> Clients:
         """Of the gateway; something of the cores is left for the nodes that start."""

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from deploy.models import ROOT
-from deploy.run.server import Server
+from deploy.nodes.run.server import Server
 from load.__main__ import main
 from tests.e2e.conftest import MOBILENET, Make, curl, logged, metrics, send, send_together, url
 from tests.photographs import path, photograph

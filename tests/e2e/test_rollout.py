@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from deploy.run.server import Server
+from deploy.nodes.run.server import Server
 from tests.e2e.clients import Clients
 from tests.e2e.conftest import ADAPTIVE, Make, Registrations, url
 from tests.photographs import photograph

@@ -14,7 +14,7 @@ import pytest
 import requests
 from PIL import Image
 
-from deploy.run.server import Server
+from deploy.nodes.run.server import Server
 from load.expect import matches
 from tests import tiny_detector, tiny_image_text, tiny_models, tiny_segmenter, tiny_seq2seq
 from tests.e2e.conftest import ADAPTIVE, MOBILENET, Make, logged, send, send_together, url, vary
@@ -163,7 +163,7 @@ def test_task_in_one_process_gives_each_its_own_answer_and_bad_items_fail_alone(
     lines = (tmp_path / "log").read_text().splitlines()
     assert "canary" not in "".join(line for line in lines if not line.startswith("import time:"))
     imported = {line.rpartition("|")[2].strip() for line in lines if line.startswith("import time:")}
-    assert "deploy.serve.process" in imported
+    assert "deploy.hosts.serve.process" in imported
     # Only these tokenizers need transformers.
     assert task == "translation" or not {"torch", "torchvision", "transformers", "ts"} & imported
     shutil.rmtree(folder)

@@ -17,8 +17,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from deploy.archives.migrate.weights import read_weights
 from deploy.archives.sources import WeightsUnavailable
-from deploy.migrate.weights import read_weights
 from deploy.models import ModelEntry
 from handlers.errors import InvalidConfig
 from tests.handlers.vision.test_images import peak_bytes

@@ -12,8 +12,8 @@ import psutil
 import pytest
 
 from deploy.models import ROOT
-from deploy.run.properties import MIB, ServerSettings
-from deploy.run.server import Server
+from deploy.nodes.run.properties import MIB, ServerSettings
+from deploy.nodes.run.server import Server
 from load.sandbox import run_server
 from tests.e2e.conftest import MOBILENET, send, vary, worker_pid
 from tests.photographs import photograph

@@ -2,8 +2,8 @@
 
 clients -> the gateway, which finds nodes by a name -> a node's Envoy -> its TorchServe with mobilenet-v2
 
-Without containers: a Pod is python -m deploy.container on 127.0.0.N:PORT, Hosts is the gateway's own /etc/hosts. All
-nodes have one port and separate addresses, to which the name resolves, like a headless Service for an edge.
+Without containers: a Pod is python -m deploy.nodes.container on 127.0.0.N:PORT, Hosts is the gateway's own /etc/hosts.
+All nodes have one port and separate addresses, to which the name resolves, like a headless Service for an edge.
 """
 
 import json
@@ -25,8 +25,8 @@ import pytest
 import requests
 
 from deploy.models import ROOT
-from deploy.run.properties import relocate_config
-from deploy.run.server import Server
+from deploy.nodes.run.properties import relocate_config
+from deploy.nodes.run.server import Server
 from load import sandbox
 from load.sandbox import free_ports, make_settings
 from tests.e2e.clients import Clients, assert_all_answered, capacity_per_s, under_load
@@ -64,7 +64,7 @@ class Pod:
         """Run the command as a kubelet does; again in the same folder after a death, as an emptyDir is kept."""
         own = {"CONFIG": self.config, "STATE_DIR": self.run, "ADDRESS": self.address, "PORT": self.port}
         variables = {**os.environ, **{f"NODE_{name}": str(value) for name, value in own.items()}}
-        words, none = [sys.executable, "-m", "deploy.container"], subprocess.DEVNULL
+        words, none = [sys.executable, "-m", "deploy.nodes.container"], subprocess.DEVNULL
         with self.output.open("ab") as out:
             self._process = subprocess.Popen(
                 words, cwd=ROOT, env=variables, stdin=none, stdout=out, stderr=out, start_new_session=True

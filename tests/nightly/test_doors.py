@@ -2,7 +2,7 @@
 
 import pytest
 
-from deploy.run.server import Server
+from deploy.nodes.run.server import Server
 from tests.doors import places
 from tests.doors.door import Door, hold
 from tests.doors.kinds import Row

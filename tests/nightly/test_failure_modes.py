@@ -29,7 +29,7 @@ import requests
 
 from deploy.gateway.supervisor import HANG_S as UNRESPONSIVE_S
 from deploy.models import ROOT
-from deploy.run.lifecycle import start_node
+from deploy.nodes.run.lifecycle import start_node
 from load import expect
 from load.generate import Attack, OpenLoop, Target, run
 from load.inputs import Inputs

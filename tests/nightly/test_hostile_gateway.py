@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from deploy.gateway.settings import GatewaySettings
-from deploy.run.server import Server
+from deploy.nodes.run.server import Server
 from handlers.protocol.wire import PROTOBUF
 from load.sandbox import Sandbox
 from tests.deploy.gateway.envoy.harness import Gateway as EnvoyAlone

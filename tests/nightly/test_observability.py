@@ -21,7 +21,7 @@ import yaml
 
 from deploy.archives.archive import Recipe
 from deploy.models import ROOT, model
-from deploy.run.server import Server
+from deploy.nodes.run.server import Server
 from load import sandbox
 from load.sandbox import free_ports, run_server
 from tests.e2e.conftest import vary

@@ -11,7 +11,7 @@ import pytest
 import requests
 
 from deploy.models import ROOT
-from deploy.run.server import Server
+from deploy.nodes.run.server import Server
 from load import sandbox
 from load.sandbox import Sandbox
 from tests.e2e import echo

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import requests
 
+from deploy.hosts.ray.settings import read
 from deploy.models import ROOT
-from deploy.ray.settings import read
 from handlers.errors import InvalidConfig
 from load.sandbox import run_server
 from tests.hosts import command

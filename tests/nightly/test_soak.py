@@ -36,7 +36,7 @@ import yaml
 
 from deploy.archives.archive import Recipe
 from deploy.models import model
-from deploy.run.server import Server
+from deploy.nodes.run.server import Server
 from load.expect import matches, parse
 from load.generate import Attack, ClosedLoop, OpenLoop
 from load.inputs import Input, Inputs

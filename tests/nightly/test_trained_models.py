@@ -9,7 +9,7 @@ import torchvision
 from PIL import Image
 
 from deploy.models import ModelEntry
-from deploy.run.server import Server
+from deploy.nodes.run.server import Server
 from handlers.tasks.image_classification import ImageClassificationHandler
 from load.expect import matches
 from tests import exports, trained

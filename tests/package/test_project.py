@@ -138,7 +138,7 @@ def test_table_lists_what_exists_once(monkeypatch: pytest.MonkeyPatch, capsys: p
     assert command.main(["--help"]) == 0
     whole = capsys.readouterr().out
     assert all(f"\n  {name} " in whole for name in command.find_commands())
-    monkeypatch.setattr(command, "_exists", lambda module: module != "deploy.ray")
+    monkeypatch.setattr(command, "_exists", lambda module: module != "deploy.hosts.ray")
     assert command.main(["--help"]) == 0 and command.main(["ray"]) == 2
     printed = capsys.readouterr()
     assert "\n  ray " not in printed.out and printed.err.startswith("torchserve-batching: unknown command ray: ")

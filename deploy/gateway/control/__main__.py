@@ -27,7 +27,7 @@ from deploy.gateway.envoy import files
 from deploy.gateway.envoy.process import Envoy
 from deploy.gateway.supervisor import PROBLEM
 from deploy.gateway.watch import read_known
-from deploy.run.node import replace_file
+from deploy.nodes.run.node import replace_file
 from handlers.errors import InvalidConfig
 
 # Seconds between two checks of gateway.yaml, nodes.json and the addresses of a name, and between two heartbeats.

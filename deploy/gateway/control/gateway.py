@@ -27,8 +27,8 @@ from deploy.gateway.state import Fleet
 from deploy.gateway.supervisor import PROBLEM
 from deploy.gateway.traffic import Traffic
 from deploy.gateway.watch import Watch, merge_models, read_known, read_saved, write_known
+from deploy.nodes.run.node import Node, replace_file
 from deploy.protocol.errors import RequestError
-from deploy.run.node import Node, replace_file
 from handlers.config import SETTINGS
 
 logger = logging.getLogger(__name__)

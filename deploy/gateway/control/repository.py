@@ -11,8 +11,8 @@ from urllib.parse import quote, urlencode
 from deploy.gateway.control.gateway import Control
 from deploy.gateway.management import NodeFailed, ask
 from deploy.gateway.state import Placement
+from deploy.nodes.run.node import Node
 from deploy.protocol.errors import RequestError, unknown_model
-from deploy.run.node import Node
 from handlers.protocol.statuses import UNIMPLEMENTED
 from torchserve_client.archives import check_name
 

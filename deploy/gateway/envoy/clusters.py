@@ -16,7 +16,7 @@ from typing import NamedTuple
 from deploy.gateway.envoy.resources import Resource, fill_template, format_seconds, make_address
 from deploy.gateway.settings import GatewaySettings
 from deploy.gateway.state import Fleet
-from deploy.run.node import split_address
+from deploy.nodes.run.node import split_address
 from torchserve_client.transport import path_of
 
 CONTROL = "control"

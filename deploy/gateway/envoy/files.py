@@ -25,7 +25,7 @@ from deploy.gateway.envoy.resources import Resource
 from deploy.gateway.envoy.routes import GRPC, HTTP, make_routes, shut_routes
 from deploy.gateway.settings import GatewaySettings
 from deploy.gateway.state import Fleet
-from deploy.run.node import read_tokens
+from deploy.nodes.run.node import read_tokens
 
 ACCEPTED = ".accepted"
 VERSION = re.compile(r'\{\s*"version_info": "(\w+)"')  # the start of a file of `write_resources`

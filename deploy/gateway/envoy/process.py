@@ -27,7 +27,7 @@ from deploy.gateway.envoy.discovery import Discovery
 from deploy.gateway.envoy.listeners import ADMIN, PROBE
 from deploy.gateway.envoy.resources import Resource
 from deploy.gateway.envoy.routes import GRPC, HTTP
-from deploy.run.processes import spawn, wait_until
+from deploy.nodes.run.processes import spawn, wait_until
 
 logger = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from deploy.gateway.envoy import files
 from deploy.gateway.settings import CONFIG, GatewaySettings, Ports, read_settings
 from deploy.gateway.state import Fleet, ServedModel, ServedVersion
 from deploy.gateway.supervisor import PROBLEM, GatewayFailed, read_problem, start_module
-from deploy.run.node import Node, write_nodes
+from deploy.nodes.run.node import Node, write_nodes
 from deploy.settings_file import MOST_BYTES
 from handlers.errors import InvalidConfig
 from tests.deploy.gateway.envoy.harness import PLACEMENT

@@ -24,9 +24,9 @@ from deploy.gateway.drain import MARK, drain_local, take_out, undrain_local, wai
 from deploy.gateway.envoy import process
 from deploy.gateway.settings import GatewaySettings
 from deploy.models import ROOT
-from deploy.run.errors import ServerError
-from deploy.run.machine import LocalNode
-from deploy.run.server import Server as TorchServe
+from deploy.nodes.run.errors import ServerError
+from deploy.nodes.run.machine import LocalNode
+from deploy.nodes.run.server import Server as TorchServe
 from tests.client.script import Server, Step, ok
 from tests.tables import table
 from tests.waiting import until

@@ -16,7 +16,7 @@ from deploy.gateway.metrics import Counter, merge, read_counters
 from deploy.gateway.settings import Canary
 from deploy.gateway.state import Fleet, Placement, ServedModel, ServedVersion
 from deploy.gateway.traffic import Traffic
-from deploy.run.node import Node
+from deploy.nodes.run.node import Node
 from tests.deploy.gateway.conftest import Scene
 from tests.deploy.gateway.envoy.harness import TIMEOUT_S
 from tests.tables import table

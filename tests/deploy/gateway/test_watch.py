@@ -12,7 +12,7 @@ from deploy.gateway import watch as gateway_watch
 from deploy.gateway.control.gateway import KNOWN, Control
 from deploy.gateway.state import Placement
 from deploy.gateway.watch import DAMAGED, LATE, read_known
-from deploy.run.node import Node
+from deploy.nodes.run.node import Node
 from tests.deploy.gateway.conftest import Scene
 from tests.deploy.gateway.envoy.harness import wait
 from tests.deploy.gateway.envoy.stand_ins import METADATA, described, models_of

@@ -10,7 +10,7 @@ from unittest.mock import patch
 
 import pytest
 
-from deploy.frontend.replica import Replica
+from deploy.hosts.frontend.replica import Replica
 from handlers.batching.arrivals import Arrivals
 from handlers.batching.core import Core
 from handlers.batching.engine import LatencyModel, Streams
@@ -85,10 +85,10 @@ def test_host_runs_quick_micro_batches_on_its_event_loop_and_others_on_threads(
     async def ask_all() -> list[tuple[int, bytes]]:
         return [each[:2] for each in await asyncio.gather(*(replica.predict(HEADERS, b"%d" % n) for n in range(8)))]
 
-    with patch("deploy.frontend.replica.LoadedArchive", return_value=loaded):
+    with patch("deploy.hosts.frontend.replica.LoadedArchive", return_value=loaded):
         replica = Replica("", threads=0, gpu=None, metrics=None)
     with patch.object(GatedHandler, "forward", noting):
-        monkeypatch.setattr("deploy.frontend.replica.QUICK_S", quick_s)
+        monkeypatch.setattr("deploy.hosts.frontend.replica.QUICK_S", quick_s)
         assert asyncio.run(ask_all()) == [(200, b"%.1f" % (2 * number)) for number in range(8)]
     assert (True in ran_on) == (quick_s > 0)
 

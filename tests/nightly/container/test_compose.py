@@ -10,15 +10,15 @@ import yaml
 
 from deploy.gateway.settings import read_settings
 from deploy.models import ROOT, model
-from deploy.run.properties import ServerSettings
+from deploy.nodes.run.properties import ServerSettings
 from tests.e2e.conftest import printed
 from tests.nightly.container.test_image import SERVICES
 from torchserve_client.version import VERSION
 
-COMPOSE, CONTAINER = ROOT / "compose.yaml", ROOT / "deploy" / "container"
+COMPOSE, CONTAINER = ROOT / "compose.yaml", ROOT / "deploy" / "nodes" / "container"
 OURS = {"archives", "torchserve-nodes", "gateway", "first-prediction"}
 KEPT = {"torchserve-nodes", "gateway", "prometheus", "grafana"}
-# The seconds that deploy.container adds to the longest responseTimeout for draining and ending.
+# The seconds that deploy.nodes.container adds to the longest responseTimeout for draining and ending.
 END_S = 30.0
 
 

@@ -33,7 +33,7 @@ from torchserve_client.version import VERSION
 
 # The first test's has the build in it: three minutes of two cores, and ten where others work on them.
 pytestmark = [pytest.mark.timeout(3600)]
-CONTAINERFILE = ROOT / "deploy" / "container" / "Containerfile"
+CONTAINERFILE = ROOT / "deploy" / "nodes" / "container" / "Containerfile"
 MODELS = CONTAINERFILE.with_name("models.Containerfile")
 SERVICES: dict[str, dict[str, Any]] = yaml.safe_load((ROOT / "compose.yaml").read_text(encoding="utf-8"))["services"]
 TAG = "torchserve-batching:test"

@@ -15,17 +15,17 @@ import pytest
 import yaml
 
 from deploy.archives.mode import complete_config
-from deploy.container import envoy as node_envoy
-from deploy.container.node import LAST_RESPONSE_S
-from deploy.container.settings import NOTICE_S, PORT
 from deploy.gateway.envoy.listeners import HEAP_BYTES
 from deploy.gateway.settings import GatewaySettings, read_settings
 from deploy.gateway.supervisor import STOP_S
+from deploy.hosts.serve.__main__ import main as serve
+from deploy.hosts.serve.limits import HostLimits
+from deploy.hosts.serve.process import LATE_S
 from deploy.models import models
-from deploy.run.properties import MIB, ServerSettings
-from deploy.serve.__main__ import main as serve
-from deploy.serve.limits import HostLimits
-from deploy.serve.process import LATE_S
+from deploy.nodes.container import envoy as node_envoy
+from deploy.nodes.container.node import LAST_RESPONSE_S
+from deploy.nodes.container.settings import NOTICE_S, PORT
+from deploy.nodes.run.properties import MIB, ServerSettings
 from handlers.metrics import QUEUE_DEPTH
 from tests.deploy.test_kubernetes import KUBERNETES, ROLE, matches
 from tests.e2e.conftest import printed

@@ -3,7 +3,7 @@
 #   chromium     the gateway's page, in a real browser
 #   libb64-0d    perf_analyzer, which tests/nightly/packages/perf_analyzer.sh fetches
 #   iproute2     network namespaces, which isolate a node and run containers
-#   buildah      builds the image of deploy/container/Containerfile, without a daemon
+#   buildah      builds the image of deploy/nodes/container/Containerfile, without a daemon
 #   mmdebstrap   makes the image's base without a registry
 #   docker-compose  reads compose.yaml as Docker does, without a daemon
 set -euo pipefail

@@ -21,7 +21,7 @@ from tests.e2e.conftest import printed
 from tests.waiting import until
 
 BIN = ROOT / ".extras" / "ray" / "bin"
-ENV = ROOT / "deploy" / "ray" / "ray.env"
+ENV = ROOT / "deploy" / "hosts" / "ray" / "ray.env"
 # Seconds that a cluster or a deployment may take on a machine that is busy.
 START_S = 400
 
@@ -40,7 +40,7 @@ class Cluster:
             "AUTH_TOKEN": secrets.token_urlsafe(24),
             "raylet_start_wait_time_s": 300,
             "SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": 2,
-            "SERVE_HAPROXY_BINARY_PATH": ROOT / "deploy" / "ray" / "haproxy.sh",
+            "SERVE_HAPROXY_BINARY_PATH": ROOT / "deploy" / "hosts" / "ray" / "haproxy.sh",
             "SERVE_HAPROXY_CONFIG_FILE_LOC": hap / "haproxy.cfg",
             "SERVE_HAPROXY_SOCKET_PATH": hap / "admin.sock",
             "SERVE_HAPROXY_SERVER_STATE_BASE": hap,
@@ -92,7 +92,7 @@ class Cluster:
         """Serve what models.yaml would have, with the command's own configuration, and wait until it runs."""
         models = self.folder / "models.yaml"
         models.write_text(yaml.safe_dump({**self._own_settings, **settings}))
-        words = (BIN / "python", "-m", "deploy.ray", "config", models)
+        words = (BIN / "python", "-m", "deploy.hosts.ray", "config", models)
         config = yaml.safe_load(printed(*words, env=self.env, cwd=ROOT))
         until(lambda: self._accepts(config), timeout_s=START_S)
         names = [each["name"] for each in config["applications"]]

@@ -21,7 +21,7 @@ from hypothesis import HealthCheck, given, settings
 
 from deploy.archives.archive import Recipe
 from deploy.models import ModelEntry
-from deploy.run.server import Server
+from deploy.nodes.run.server import Server
 from load.sandbox import run_server
 from tests.e2e import echo
 from tests.e2e.conftest import ADAPTIVE, MOBILENET, Make, vary
@@ -154,7 +154,7 @@ def test_every_port_is_on_loopback_and_the_dashboard_wants_a_token(ray: Cluster)
 
 
 def test_host_on_loopback_is_rejected_if_ray_listens_elsewhere(running: Cluster) -> None:
-    program = "from deploy.ray.app import archive; import sys; print(archive({'host': sys.argv[1], **ARGS}))"
+    program = "from deploy.hosts.ray.app import archive; import sys; print(archive({'host': sys.argv[1], **ARGS}))"
     program = program.replace("ARGS", str({"archive": "a", "threads": 1, "gpu": False}))
     variables = ("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH")
     for host, missing in product(("0.0.0.0", "127.0.0.1"), (*variables, None)):  # noqa: S104

@@ -13,7 +13,7 @@ from typing import Any
 import ray
 import ray.data
 
-from deploy.scoring import score
+from deploy.hosts.scoring import score
 
 
 def answer(order: dict[str, Any]) -> list[dict[str, Any]]:

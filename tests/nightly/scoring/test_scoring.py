@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from deploy.models import ROOT
-from deploy.run.server import Server
+from deploy.nodes.run.server import Server
 from load.bench.peer_process import build_environment
 from tests.e2e.conftest import MOBILENET, Make, Registrations, printed
 from tests.photographs import crops, photograph
@@ -106,7 +106,7 @@ def test_texts_and_objects_get_the_answers_of_the_server_and_rows_that_hold_none
 OWN_HANDLERS = """
 import json, sys
 from pathlib import Path
-from deploy.scoring.model import Model
+from deploy.hosts.scoring.model import Model
 assert not [name for name in sys.modules if name.partition(".")[0] in ("handlers", "load")]
 model = Model(Path(sys.argv[1]), batch_size=4, threads=1)
 answers = model.answers(["Guten Morgen, wie geht es dir?", {"text": "Bonjour"}, b""], {"top_k": 1})

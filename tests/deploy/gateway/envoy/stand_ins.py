@@ -10,7 +10,7 @@ from typing import Any
 
 from aiohttp import web
 
-from deploy.run.node import Node
+from deploy.nodes.run.node import Node
 from tests.load.fake_server import Server
 
 METADATA: dict[str, Any] = {

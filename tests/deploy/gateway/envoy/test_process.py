@@ -19,7 +19,7 @@ from deploy.gateway.envoy.routes import make_routes
 from deploy.gateway.settings import Canary, GatewayLimits, GatewaySettings, Key, Ports, Tls
 from deploy.gateway.state import Fleet, ServedModel, ServedVersion
 from deploy.models import ROOT
-from deploy.run.node import Node
+from deploy.nodes.run.node import Node
 from tests.deploy.gateway.envoy.harness import PLACEMENT, Gateway, wait
 from tests.tables import table
 

@@ -1,0 +1,105 @@
+"""Triton's gRPC service, in the application at /: replicas answer ModelInfer, `Models.describe` the other methods."""
+
+import json
+from typing import Any
+from urllib.parse import unquote
+
+import grpc
+from google.protobuf.json_format import ParseDict
+from google.protobuf.message import DecodeError
+
+from deploy.hosts.frontend.forms import Parsed
+from deploy.hosts.frontend.http import Rejected, Response, log_bug, off_loop, reject
+from deploy.hosts.frontend.memory import Hold
+from deploy.hosts.frontend.routes import Models
+from deploy.protocol import messages_pb2
+from deploy.protocol.errors import RequestError
+from deploy.protocol.rejections import BODY_TOO_LARGE, BUSY, FAILED
+from handlers.errors import InvalidInput
+from handlers.protocol import wire
+from handlers.protocol.codings import decompress
+from handlers.protocol.grpc_inference import parse
+from handlers.protocol.statuses import INVALID_ARGUMENT, meaning_of
+
+CODES = {code.value[0]: code for code in grpc.StatusCode}
+
+
+class Written(bytes):
+    """A serialised message, as Serve's proxy takes it."""
+
+    def SerializeToString(self) -> bytes:  # noqa: N802
+        return bytes(self)
+
+
+class Service:
+    """Serve calls the methods of the service by their names."""
+
+    def __init__(self, models: Models) -> None:
+        self.models = models
+
+
+def _method(name: str) -> Any:
+    async def call(self: Service, message: bytes, grpc_context: Any) -> Written:
+        try:
+            if name == "ModelInfer":
+                return _received(await _infer(self.models, message, grpc_context), grpc_context)
+            asked = getattr(messages_pb2, f"{name}Request").FromString(message)
+            answered = getattr(messages_pb2, f"{name}Response")()
+            found = await self.models.describe(name, getattr(asked, "name", ""), getattr(asked, "version", ""))
+            return Written(ParseDict(found, answered, ignore_unknown_fields=True).SerializeToString())
+        except RequestError as error:
+            return fail(grpc_context, error.grpc_status, str(error))
+        except InvalidInput as error:
+            return fail(grpc_context, meaning_of(error.code).grpc, str(error))
+        except DecodeError:
+            return fail(grpc_context, INVALID_ARGUMENT, f"The message is not a valid {name}Request.")
+        except Exception as error:
+            log_bug(error)
+            return fail(grpc_context, meaning_of(FAILED.status).grpc, FAILED.message)
+
+    call.__name__ = name
+    return call
+
+
+for _name in wire.GRPC_METHODS:
+    setattr(Service, _name, _method(_name))
+
+
+async def _infer(models: Models, message: bytes, context: Any) -> Response:
+    if len(message) > models.body_bytes:
+        return reject(BODY_TOO_LARGE.saying(f"A message may have {models.body_bytes} bytes."))
+    hold = Hold(models.memory)
+    try:
+        if not hold.take(len(message)):
+            return reject(BUSY)
+        message = await models.inflate(hold, message, decompress)
+        asked = await off_loop(len(message), parse, message, models.body_bytes)
+        terms = {name: value for name, value in context.invocation_metadata() if name in wire.TERMS_HEADERS}
+        headers = {"content-type": wire.PROTOBUF, **terms}
+        body, path = Parsed.of(message, asked), f"/{wire.SERVICE}/ModelInfer"
+        return await models.predict(asked.model_name, asked.model_version, headers, body, path)
+    except Rejected as rejected:
+        return reject(*rejected.args)
+    finally:
+        hold.free()
+
+
+def _received(answer: Response, context: Any) -> Written:
+    if answer.status == 200:
+        return Written(answer.body)
+    message = unquote(answer.headers.get(wire.GRPC_MESSAGE_HEADER, "")) or _message_of(answer.body)
+    return fail(context, int(answer.headers.get(wire.GRPC_STATUS_HEADER) or meaning_of(answer.status).grpc), message)
+
+
+def _message_of(body: bytes) -> str:
+    """Return the message of an error in TorchServe's form; another body as it is."""
+    try:
+        return str(json.loads(body)["message"])
+    except (ValueError, TypeError, KeyError):
+        return body.decode("utf-8", "replace")
+
+
+def fail(context: Any, code: int, message: str) -> Written:
+    context.set_code(CODES[code])
+    context.set_details(message)
+    return Written()

@@ -1,0 +1,108 @@
+"""`score`: adds an answer or an error to each row of a Ray Dataset.
+
+    Dataset -> map_batches, an actor pool -> Scorer: inputs, or the error of a row without one    -> Model.answers
+            -> Dataset with columns `answer` and `error`
+
+The result is lazy, as any Dataset. Functions import Ray and its pyarrow, because a server's environment has neither.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from deploy.hosts.scoring.model import Answer, Model
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from ray.data import Dataset
+
+
+def score(
+    dataset: "Dataset",
+    archive: str | Path,
+    *,
+    column: str,
+    options: Mapping[str, Any] | None = None,
+    batch_size: int = 64,
+    concurrency: int | tuple[int, int] = 1,
+    num_cpus: float = 1,
+    num_gpus: float = 0,
+    threads: int | None = None,
+    **ray_remote_args: Any,
+) -> "Dataset":
+    """Predict every row with a model.
+
+    Args:
+        dataset: rows with an input each.
+        archive: NAME.mar, or the folder of one, under a path that every actor's machine has.
+        column: name of the inputs' column: bytes, a text, or an object of the server's JSON.
+        options: options of every input, such as {"top_k": 3}.
+        batch_size: rows that go through a model's hooks together; they form its micro-batches by the archive's limits.
+        concurrency: number of actors, each with a model; (least, most) lets Ray choose.
+        num_cpus, num_gpus: Ray's reservation for each actor; with a GPU, the model runs on it.
+        threads: processor threads of each actor; None for `num_cpus`, rounded up.
+        ray_remote_args: further arguments of `ray.remote` for an actor: memory, resources.
+
+    Returns:
+        The rows, without a `column` of bytes, and with two more columns: `answer`, the JSON of a server's response, and
+        `error`, its {"code", "type", "message"}, with code 0 for a row without an input. One of them is null.
+    """
+    from ray.data import ActorPoolStrategy  # noqa: PLC0415
+
+    least, most = (concurrency, concurrency) if isinstance(concurrency, int) else concurrency
+    model = {
+        "batch_size": batch_size,
+        "threads": math.ceil(num_cpus) if threads is None else threads,
+        "gpu": 0 if num_gpus > 0 else None,  # Ray shows an actor the devices that are its own, from 0 on
+    }
+    return dataset.map_batches(
+        Scorer,
+        fn_constructor_args=(str(archive), column, dict(options or {})),
+        fn_constructor_kwargs=model,
+        batch_size=batch_size,
+        # Rows of bytes and objects stay in Arrow's format, and the answers are added without a copy.
+        batch_format="pyarrow",
+        compute=ActorPoolStrategy(min_size=least, max_size=most),
+        num_cpus=num_cpus,
+        num_gpus=num_gpus,
+        udf_modifying_row_count=False,
+        **ray_remote_args,
+    )
+
+
+class Scorer:
+    """The class of the actors: one model, one batch of rows at a time."""
+
+    def __init__(self, archive: str, column: str, options: Mapping[str, Any], **model: Any) -> None:
+        """Load the archive; `model` are arguments of `Model`."""
+        self._model = Model(Path(archive), **model)
+        self._column, self._options = column, options
+
+    def __call__(self, table: "pa.Table") -> "pa.Table":
+        import pyarrow as pa  # noqa: PLC0415
+
+        inputs = [_checked(value) for value in table.column(self._column).to_pylist()]
+        sent = [each for each in inputs if not isinstance(each, Answer)]
+        received = iter(self._model.answers(sent, self._options))
+        answers = [each if isinstance(each, Answer) else next(received) for each in inputs]
+        good = [None if each.status >= 400 else each.body.decode() for each in answers]
+        errors = [json.loads(each.body) if each.status >= 400 else None for each in answers]
+        kind = table.schema.field(self._column).type
+        kept = table.drop_columns(self._column) if pa.types.is_binary(kind) or pa.types.is_large_binary(kind) else table
+        error = pa.struct([("code", pa.int64()), ("type", pa.string()), ("message", pa.string())])
+        scored = kept.append_column("answer", pa.array(good, pa.string()))
+        return scored.append_column("error", pa.array(errors, error))
+
+
+def _checked(value: Any) -> Any:
+    """Return an input, or the error of a row without one."""
+    if isinstance(value, Mapping):
+        # Arrow gives every row all fields, and null for the fields that a row lacks.
+        return {name: each for name, each in value.items() if each is not None}
+    if isinstance(value, bytes | str):
+        return value
+    message = f"an input is bytes, a text or an object, not {type(value).__name__}"
+    # The client writes code 0 for an error that no server answered.
+    return Answer(400, json.dumps({"code": 0, "type": "InvalidPayload", "message": message}).encode())

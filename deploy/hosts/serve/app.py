@@ -1,0 +1,138 @@
+"""The application of archives: the routes of deploy.hosts.frontend, and those by which a gateway knows a node.
+
+GET /models, /models/M, /models/M/V, /models/M/all, /metrics -> this module
+every other                                                  -> deploy.hosts.frontend.routes -> Replica
+"""
+
+import asyncio
+import json
+import os
+import socket
+from collections import Counter
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from deploy.hosts.frontend.http import Message, Receive, Response, document, no_version, reject
+from deploy.hosts.frontend.replica import Replica
+from deploy.hosts.frontend.routes import Models, Routes
+from deploy.hosts.serve.connection import RUNNING
+from deploy.hosts.serve.limits import HostLimits
+from deploy.hosts.serve.totals import Counters, Totals
+from deploy.protocol.rejections import BUSY, DRAINING, Rejection
+from handlers.protocol.wire import METADATA_HEADER
+
+SAMPLES = 21  # runs of the model's own sample that are timed
+HTTP_S = 0.00015  # seconds of Python around a model: a connection's parser, routes, and the writing of an answer
+
+
+class Host(Routes):
+    def __init__(self, replicas: Mapping[Path, Replica], totals: Totals, limits: HostLimits) -> None:
+        """`replicas` of archives."""
+        self._replicas = {replica.name: replica for replica in replicas.values()}
+        self._archives = {replica.name: archive.name for archive, replica in replicas.items()}
+        self.totals = totals
+        self._most, self.most_head_bytes, self.body_s = limits.requests, limits.head_bytes, limits.body_s
+        self.origins = frozenset(limits.cors)
+        self._started = datetime.now(UTC).isoformat(timespec="milliseconds")
+        self._running = Counter[str]()  # the requests of each model that run or wait
+        self.calls: asyncio.Future[Any] | None = None  # the end of gRPC's
+        predict = {name: partial(self._predict, replica) for name, replica in self._replicas.items()}
+        most_bytes = max(replica.max_body_bytes for replica in self._replicas.values())
+        super().__init__(Models(predict, None, most_bytes, memory_bytes=limits.memory_bytes), self._close_all)
+
+    async def _close_all(self) -> None:
+        await asyncio.gather(*(replica.close() for replica in self._replicas.values()))
+
+    async def close(self) -> None:
+        """End the models after the last call, which needs them."""
+        if self.calls is not None:
+            await self.calls
+        await super().close()
+
+    async def answer(self, scope: Message, receive: Receive) -> Response:
+        path = scope["path"].rstrip("/")
+        if path == "/metrics":
+            return Response(200, _text(self.totals.read()).encode(), "text/plain; version=0.0.4; charset=utf-8")
+        if path == "/models" or path.startswith("/models/"):
+            return self._described_model(scope["method"], path.split("/")[2:])
+        # A client that leaves cancels the task, and so its waiting items.
+        own, task = scope.get(RUNNING, set()), asyncio.current_task()
+        own.add(task)
+        try:
+            return await super().answer(scope, receive)
+        finally:
+            own.discard(task)
+
+    async def _predict(
+        self, replica: Replica, version: str, headers: Mapping[str, str], body: bytes, path: str
+    ) -> Response | None:
+        if self._running.total() >= self._most and METADATA_HEADER not in headers:
+            return reject(BUSY.saying("The server has too many requests."))
+        self._running[replica.name] += 1
+        try:
+            return await replica.answer(version, headers, body, path)
+        finally:
+            self._running[replica.name] -= 1
+
+    def _described_model(self, method: str, names: list[str]) -> Response:
+        """Response TorchServe's read-only management API."""
+        if self.models.is_draining:
+            return reject(DRAINING)
+        if method != "GET":
+            words = "This host serves the archives of its start; start another for others."
+            return reject(Rejection(405, "MethodNotAllowedException", words))
+        if not names:
+            listed = [{"modelName": name, "modelUrl": archive} for name, archive in self._archives.items()]
+            return document({"models": listed})
+        replica = self._replicas.get(names[0])
+        if replica is None:
+            return reject(Rejection(404, "ModelNotFoundException", f"Model not found: {names[0]}"))
+        if len(names) > 2 or names[1:] not in ([], ["all"], [str(replica.version)]):
+            return no_version(replica.name, "/".join(names[1:]))
+        return document([self._document(replica)])
+
+    def _document(self, replica: Replica) -> dict[str, Any]:
+        name, running = replica.name, self._running[replica.name]
+        worker = {
+            **{"id": "9000", "startTime": self._started, "status": "READY", "pid": os.getpid()},
+            **{"memoryUsage": 0, "gpu": replica.is_on_gpu, "gpuUsage": "N/A"},
+        }
+        return {
+            **{"modelName": name, "modelVersion": str(replica.version), "modelUrl": self._archives[name]},
+            **{"runtime": "python", "minWorkers": 1, "maxWorkers": 1, "batchSize": replica.window, "maxBatchDelay": 0},
+            **{"loadedAtStartup": True, "workers": [worker]},
+            "jobQueueStatus": {"remainingCapacity": self._most - self._running.total(), "pendingRequests": running},
+        }
+
+    async def measure(self) -> dict[str, float]:
+        """Measure seconds of a request in Python, and of cores in other code, by each model's own sample."""
+        found = {"python_s": 0.0, "cores_s": 0.0}
+        for replica in self._replicas.values():
+            # The quickest: others had to wait for a core.
+            python_s, cores_s = min([await replica.time_sample() for _ in range(SAMPLES)], key=sum)
+            found = {"python_s": found["python_s"] + python_s + HTTP_S, "cores_s": found["cores_s"] + cores_s}
+        return found
+
+    def summary(self) -> dict[str, str]:
+        """Return the rows that `make serve` prints, too."""
+        found = [(each, each.metadata) for each in self._replicas.values()]
+        return {
+            "Model": ", ".join(f"{each.name} {each.version}" for each, _ in found),
+            "Precision": ", ".join(metadata.precision or "as exported" for _, metadata in found),
+            "Engine": ", ".join(metadata.platform.removeprefix("torchserve_") for _, metadata in found),
+        }
+
+
+def _text(counters: Counters) -> str:
+    """Return all counters in Prometheus' text format, with TorchServe's names and labels."""
+    host, lines = socket.gethostname(), []
+    for name, (names, samples) in sorted(counters.items()):
+        lines += [f"# HELP {name} Torchserve prometheus counter metric with unit: count", f"# TYPE {name} counter"]
+        for labels, value in samples.items():
+            named = zip((*names, "Hostname"), (*labels, host), strict=True)
+            written = ",".join(f"{label}={json.dumps(text, ensure_ascii=False)}" for label, text in named)
+            lines.append(f"{name}{{{written},}} {float(value)}")
+    return "\n".join([*lines, ""])

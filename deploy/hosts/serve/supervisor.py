@@ -1,0 +1,354 @@
+"""Several processes of one archive behind one port: a new connection goes to the process that has the fewest.
+
+HTTP: accepted here -> the connection itself is sent to a process
+gRPC: accepted here -> its bytes are relayed to a process, since gRPC's library takes no connection
+a process ends by itself -> another starts; SIGHUP -> each is replaced when its successor is ready; SIGTERM -> all drain
+"""
+
+import asyncio
+import json
+import os
+import resource
+import signal
+import socket
+import sys
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import count
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+from deploy.hosts.serve.doors import (
+    BACKLOG,
+    ENDED,
+    GIVEN,
+    LAST,
+    LEAVE,
+    MEMBER,
+    MESSAGE_BYTES,
+    SHED,
+    Member,
+    drain_backlog,
+)
+from deploy.hosts.serve.limits import HostLimits
+from deploy.hosts.serve.process import Process
+from deploy.places import HOME, PLACE, ROOT
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0  # seconds before a process that has ended is started again
+BALANCED_S = 1.0  # seconds between two comparisons of the processes' connections
+STEADY_S = 60.0  # seconds after which a process had a good start
+PYTHON, CORES = "python_s", "cores_s"  # of a request: seconds of Python, and of cores in other code
+
+
+@dataclass(eq=False)
+class Child:
+    number: int
+    process: asyncio.subprocess.Process
+    channel: socket.socket
+    ready: asyncio.Future[dict[str, Any]]  # what it tells once it serves
+    rpc: Path  # its socket of gRPC
+    connections: int = 0
+    given: int = 0  # connections since its start
+    was_told: bool = False  # whether it ends some
+    is_serving: bool = False
+
+    def count_connection(self) -> None:
+        self.connections += 1
+        self.given += 1
+
+
+class Relay(asyncio.Protocol):
+    """One direction's end of a relayed connection; `other` is the other end."""
+
+    transport: asyncio.Transport
+    other: "Relay | None" = None
+
+    def __init__(self, on_end: Callable[[], None]) -> None:
+        self._on_end, self._early = on_end, list[bytes]()
+
+    def connection_made(self, transport: Any) -> None:
+        self.transport = transport
+
+    def join(self, other: "Relay") -> None:
+        for here, there in ((self, other), (other, self)):
+            here.other = there
+            there.transport.writelines(here._early)
+            here._early.clear()
+
+    def data_received(self, data: bytes) -> None:
+        if self.other is None:
+            self._early.append(data)
+        else:
+            self.other.transport.write(data)
+
+    def pause_writing(self) -> None:
+        if self.other is not None:
+            self.other.transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        if self.other is not None and not self.other.transport.is_closing():
+            self.other.transport.resume_reading()
+
+    def connection_lost(self, _: Exception | None) -> None:
+        if self.other is not None:
+            self.other.transport.close()
+        self._on_end()
+
+
+class Supervisor:
+    def __init__(self, words: list[str], processes: int | None, limits: HostLimits, process: Process) -> None:
+        """`words` are the command line of each process; None processes are measured."""
+        self._words, self._limits, self._process = words, limits, process
+        self._count, self._cores = processes, sorted(os.sched_getaffinity(0))
+        self._children: list[Child] = []
+        self._is_ending = False
+        self._tasks = set[asyncio.Future[Any]]()
+        self._doors: dict[socket.socket, Callable[[], None]] = {}
+        self._replacing = asyncio.Lock()
+
+    async def run(
+        self, http: socket.socket, grpc: socket.socket | None, on_ready: Callable[[dict[str, str]], None]
+    ) -> int:
+        """Serve until a signal; `on_ready` gets the rows to print. Return the exit code."""
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+        self._doors = {http: lambda: self._give(http), **({grpc: lambda: self._relay(grpc)} if grpc else {})}
+        first = await self._start(1)
+        if first is not None and self._count is None:
+            self._count = self._choose_count(first.ready.result())
+            if self._count != 1:  # it has all cores
+                first.process.terminate()
+                await first.process.wait()
+                self._forget(first)
+                first = await self._start(1)
+        if first is None:
+            return 1  # it has written its line
+        told = first.ready.result()
+        loop, asked = asyncio.get_running_loop(), asyncio.Event()
+        self._process.drain_s = self._limits.drain_s
+        self._process.stop = lambda: loop.call_soon_threadsafe(asked.set)
+        loop.add_signal_handler(signal.SIGHUP, lambda: self._spawn(self._replace()))
+        self._keep(first)
+        for each in self._doors:
+            each.setblocking(False)
+            each.listen(BACKLOG)
+        rows = {name: value for name, value in told.items() if isinstance(value, str)}
+        on_ready({**rows, "Processes": str(self._count)})
+        for number in range(2, (self._count or 1) + 1):
+            self._spawn(self._revive(number, 0.0))
+        balancing = self._spawn(self._balance())
+        await asked.wait()
+        balancing.cancel()
+        await self._end()
+        return 0
+
+    def _choose_count(self, told: dict[str, Any]) -> int:
+        """Choose as many processes as it takes to keep all cores busy, if one runs Python on one core at a time."""
+        python_s, cores_s = float(told[PYTHON]), float(told[CORES])
+        return max(1, min(len(self._cores), ceil(len(self._cores) * python_s / (python_s + cores_s) - 0.25)))
+
+    def _threads(self) -> tuple[str, ...]:
+        of_each = max(1, len(self._cores) // (self._count or 1))
+        return () if self._count in (None, 1) or "--threads" in self._words else ("--threads", str(of_each))
+
+    def _cores_of(self, number: int) -> list[int]:
+        """Return the cores of a process's own, if there are two at least for each."""
+        step, cores = self._count or 1, self._cores
+        if step == 1 or len(cores) < 2 * step:
+            return []
+        place = (number - 1) % step
+        return cores[place * len(cores) // step : (place + 1) * len(cores) // step]
+
+    async def _start(self, number: int) -> Child | None:
+        """Start a process, and return it when it serves; None if it has ended before."""
+        own, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        own.setblocking(False)
+        folder = self._process.folder
+        member = Member(number, theirs.fileno(), self._cores_of(number), str(folder), self._count is None)
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "torchserve_batching", "serve", *self._words, *self._threads()),
+            env={
+                **os.environ,
+                PLACE: str(HOME),
+                MEMBER: json.dumps(member),
+                "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT.parent}",
+            },
+            stdin=asyncio.subprocess.DEVNULL,
+            pass_fds=[theirs.fileno()],
+            start_new_session=True,  # a signal of the terminal is the supervisor's alone
+        )
+        theirs.close()
+        loop = asyncio.get_running_loop()
+        child = Child(number, process, own, loop.create_future(), member.rpc)
+        self._children.append(child)
+        self._process.children.append(process.pid)
+        loop.add_reader(own, self._hear, child)
+        ended = self._spawn(process.wait())
+        await asyncio.wait({ended, child.ready}, return_when=asyncio.FIRST_COMPLETED)
+        if child.ready.done() and not ended.done():
+            child.is_serving = True
+            self._accept()
+            return child
+        self._forget(child)
+        return None
+
+    def _hear(self, child: Child) -> None:
+        with suppress(BlockingIOError):
+            while message := child.channel.recv(MESSAGE_BYTES):
+                if message == ENDED:
+                    child.connections -= 1
+                else:
+                    child.ready.set_result(json.loads(message))
+            asyncio.get_running_loop().remove_reader(child.channel)
+
+    def _keep(self, child: Child) -> None:
+        self._spawn(self._watch(child))
+
+    async def _watch(self, child: Child) -> None:
+        """Start another process for one that ends by itself."""
+        began_s = asyncio.get_running_loop().time()
+        await child.process.wait()
+        was_serving = child.is_serving
+        self._forget(child)
+        if was_serving and not self._is_ending:
+            _say(f"process {child.number} has ended ({_describe(child.process.returncode)}); another starts")
+            is_steady = asyncio.get_running_loop().time() - began_s > STEADY_S
+            await self._revive(child.number, 0.0 if is_steady else FIRST_PAUSE_S)
+
+    async def _revive(self, number: int, pause_s: float) -> None:
+        """Start a process until it serves."""
+        while not self._is_ending:
+            await asyncio.sleep(pause_s)
+            if (child := await self._start(number)) is not None:
+                self._keep(child)
+                break
+            pause_s = min(LONGEST_PAUSE_S, 2 * max(pause_s, FIRST_PAUSE_S))
+
+    async def _replace(self) -> None:
+        """Replace each process when its successor serves, one after the other."""
+        async with self._replacing:
+            for old in [each for each in self._children if each.is_serving]:
+                if not old.is_serving:
+                    continue  # it has ended meanwhile, and its successor has the new archive
+                taken, step = {each.number for each in self._children}, self._count or 1
+                # Of the same cores.
+                of_same = count((old.number - 1) % step + 1, step)
+                new = await self._start(next(each for each in of_same if each not in taken))
+                if new is None:
+                    _say("the new archive does not load; the processes of the old one go on")
+                    break
+                self._keep(new)
+                old.is_serving = False
+                with suppress(OSError):
+                    old.channel.send(LEAVE)
+                # Memory for one more process is enough; a client may keep its connection for long.
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(old.process.wait(), 2 * self._limits.drain_s)
+
+    def _forget(self, child: Child) -> None:
+        if child in self._children:
+            self._children.remove(child)
+            self._process.children.remove(child.process.pid)
+            asyncio.get_running_loop().remove_reader(child.channel)
+            child.channel.close()
+        child.is_serving = False
+        self._accept()
+
+    def _accept(self) -> None:
+        """Accept connections while a process serves."""
+        loop, serves = asyncio.get_running_loop(), any(each.is_serving for each in self._children)
+        for listener, accept in self._doors.items():
+            if serves:
+                loop.add_reader(listener, accept)
+            else:
+                loop.remove_reader(listener)
+
+    def _choose(self) -> list[Child]:
+        """Return the processes that serve, the one with the fewest connections first, now and before."""
+        serving = (each for each in self._children if each.is_serving)
+        return sorted(serving, key=lambda each: (each.connections, each.given))
+
+    async def _balance(self) -> None:
+        """Let processes with too many connections end some with their next response: their clients connect again."""
+        while True:
+            await asyncio.sleep(BALANCED_S)
+            serving = self._choose()
+            most = ceil(sum(each.connections for each in serving) / max(1, len(serving)))
+            for child in serving:
+                extra = child.connections - most if serving[0].connections < most else 0
+                if extra > 0 or child.was_told:
+                    with suppress(OSError):
+                        child.channel.send(SHED + b"%d" % max(0, extra))
+                    child.was_told = extra > 0
+
+    def _give(self, listener: socket.socket) -> None:
+        """Accept connections, and send each to a process."""
+        with suppress(BlockingIOError, ConnectionAbortedError):
+            while True:
+                connection, _ = listener.accept()
+                with connection:
+                    for child in self._choose():
+                        with suppress(OSError):  # it ends, or does not read
+                            socket.send_fds(child.channel, [GIVEN], [connection.fileno()])
+                            child.count_connection()
+                            break
+
+    def _relay(self, listener: socket.socket) -> None:
+        with suppress(BlockingIOError, ConnectionAbortedError):
+            while True:
+                connection, _ = listener.accept()
+                for child in self._choose()[:1]:
+                    child.count_connection()
+                    self._spawn(self._join(child, connection))
+
+    async def _join(self, child: Child, connection: socket.socket) -> None:
+        loop, ended = asyncio.get_running_loop(), asyncio.Event()
+
+        def end() -> None:
+            if not ended.is_set():
+                ended.set()
+                child.connections -= 1
+
+        _, outer = await loop.connect_accepted_socket(lambda: Relay(end), connection)
+        try:
+            _, inner = await loop.create_unix_connection(lambda: Relay(end), str(child.rpc))
+        except OSError:
+            outer.transport.abort()
+        else:
+            outer.join(inner)
+
+    async def _end(self) -> None:
+        """Let all processes drain; their connections come until the listeners have none."""
+        self._is_ending = True
+        ends_s = asyncio.get_running_loop().time() + self._limits.drain_s
+        for child in self._children:
+            with suppress(ProcessLookupError):
+                child.process.terminate()
+        await asyncio.sleep(min(self._limits.notice_s, self._limits.drain_s))
+        for listener in self._doors:
+            await drain_backlog(listener, ends_s, lambda: asyncio.sleep(0.001))
+        doors, self._doors = self._doors, {}
+        for listener in doors:
+            asyncio.get_running_loop().remove_reader(listener)
+            listener.close()
+        for child in self._children:
+            with suppress(OSError):
+                child.channel.send(LAST)
+        for child in [*self._children]:
+            await child.process.wait()
+
+    def _spawn(self, work: Coroutine[Any, Any, Any]) -> "asyncio.Task[Any]":
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+
+def _describe(code: int | None) -> str:
+    return f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
+
+
+def _say(words: str) -> None:
+    print(f"serve: {words}", file=sys.stderr, flush=True)

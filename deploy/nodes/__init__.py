@@ -1,0 +1,1 @@
+"""TorchServe's processes: on a machine and in a container."""

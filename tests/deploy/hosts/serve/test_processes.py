@@ -1,0 +1,233 @@
+"""Several processes behind one port: `python -m deploy.hosts.serve --processes 2`; the model tells its process."""
+
+import os
+import re
+import signal
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import requests
+import yaml
+from tritonclient import grpc as grpcclient
+
+from deploy.hosts.serve.limits import HostLimits
+from deploy.hosts.serve.server import Series
+from deploy.hosts.serve.supervisor import Supervisor
+from deploy.hosts.serve.totals import Totals
+from tests.deploy.hosts.serve.conftest import number_archive
+from tests.hosts import Host, is_ready, start
+from tests.tables import table
+from tests.waiting import PATIENCE_S, until
+
+INFER = "import os\n\ndef infer(x):\n    return {'y': x * 0 + SIGN * os.getpid()}\n"
+MOST_ENDED = 4  # connections of the process that is killed, of eight
+
+
+@pytest.fixture(scope="module")
+def pids(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return number_archive("pids", INFER.replace("SIGN", "1"), tmp_path_factory.mktemp("pids"))
+
+
+@pytest.fixture
+def serve(pids: Path, tmp_path: Path) -> Iterator[Callable[..., Host]]:
+    started: list[Host] = []
+
+    def run(archive: Path = pids, processes: int | str = 2) -> Host:
+        (config := tmp_path / "limits.yaml").write_text(yaml.safe_dump({"notice_s": 1.0, "drain_s": 20.0}))
+        started.append(start(archive, "--config", config, "--processes", processes, log=tmp_path / "log"))
+        until(lambda: is_ready(started[-1]))
+        return started[-1]
+
+    yield run
+    for host in started:
+        host.kill()
+
+
+def ask(host: Host, session: requests.Session) -> int:
+    answer = session.post(f"{host.url}/predictions/pids", json={"x": 1}, timeout=PATIENCE_S)
+    assert answer.status_code == 200, answer.text
+    found: int = answer.json()["y"]
+    return found
+
+
+def children(host: Host) -> list[int]:
+    return [each.pid for each in psutil.Process(host.process.pid).children()]
+
+
+def spread(host: Host, connections: int) -> list[int]:
+    """Return how many of so many connections each process has."""
+    with ExitStack() as stack:
+        sessions = [stack.enter_context(requests.Session()) for _ in range(connections)]
+        found = [ask(host, each) for each in sessions]
+        assert found == [ask(host, each) for each in sessions], "a connection has changed its process"
+    return sorted(Counter(found).values())
+
+
+def spread_grpc(host: Host, connections: int) -> list[int]:
+    with ExitStack() as stack:
+        local = [("grpc.use_local_subchannel_pool", 1)]
+        clients = [
+            stack.enter_context(grpcclient.InferenceServerClient(host.grpc, channel_args=local))
+            for _ in range(connections)
+        ]
+        number = grpcclient.InferInput("x", [1], "INT64")
+        number.set_data_from_numpy(np.array([1]))
+        found = [int(each.infer("pids", [number]).as_numpy("y")[0]) for each in clients]
+    return sorted(Counter(found).values())
+
+
+def counted(host: Host) -> float:
+    text = requests.get(f"{host.url}/metrics", timeout=PATIENCE_S).text
+    return sum(float(value) for value in re.findall(r"^handler_request_seconds_count\{.*\} (.*)$", text, re.MULTILINE))
+
+
+@contextmanager
+def load(host: Host, connections: int) -> Iterator[tuple[Counter[int], list[Exception]]]:
+    """Ask on so many connections, and yield who answers and what fails; each failure makes another connection."""
+    answers, failures, is_over = Counter[int](), list[Exception](), threading.Event()
+
+    def client() -> None:
+        while not is_over.is_set():
+            with requests.Session() as session:
+                try:
+                    while not is_over.is_set():
+                        answers[ask(host, session)] += 1
+                except (requests.RequestException, AssertionError) as error:
+                    failures.append(error)
+                    is_over.wait(0.05)
+
+    with ThreadPoolExecutor(connections) as pool:
+        running = [pool.submit(client) for _ in range(connections)]
+        try:
+            yield answers, failures
+        finally:
+            is_over.set()
+    assert all(each.exception() is None for each in running)
+
+
+@pytest.mark.builds
+def test_connections_are_spread_evenly_and_a_killed_process_is_replaced(
+    serve: Callable[..., Host], tmp_path: Path
+) -> None:
+    host = serve()
+    until(lambda: spread(host, 2) == [1, 1])
+    assert spread(host, 64) == [32, 32] and spread_grpc(host, 4) == [2, 2]
+    with load(host, 2 * MOST_ENDED) as (answers, failures):
+        until(lambda: len(answers) == 2)
+        killed, before = next(iter(answers)), counted(host)
+        os.kill(killed, signal.SIGKILL)
+        # Others are answered meanwhile, and the successor gets its share of the connections.
+        until(lambda: counted(host) >= before and len(answers) == 3)
+    assert len(failures) <= MOST_ENDED
+    assert re.search(r"process [12] has ended \(signal 9\); another starts", (tmp_path / "log").read_text())
+
+
+@pytest.mark.builds
+def test_sighup_replaces_each_process_without_a_lost_request(serve: Callable[..., Host], tmp_path: Path) -> None:
+    old, new = (tmp_path / each for each in ("old", "new"))
+    for each in (old, new):
+        each.mkdir()
+    archive = number_archive("pids", INFER.replace("SIGN", "1"), old)
+    successor = number_archive("pids", INFER.replace("SIGN", "-1"), new)
+    host = serve(archive)
+    with load(host, 8) as (answers, failures):
+        until(lambda: len(answers) == 2)
+        archive.write_bytes(archive.read_bytes()[:1000])
+        host.process.send_signal(signal.SIGHUP)
+        until(
+            lambda: (
+                "the new archive does not load; the processes of the old one go on" in (tmp_path / "log").read_text()
+            )
+        )
+        assert len(answers) == 2
+        successor.replace(archive)
+        host.process.send_signal(signal.SIGHUP)
+        until(lambda: len([each for each in answers if each < 0]) == 2)
+        until(lambda: len(children(host)) == 2)
+        answers.clear()
+        until(lambda: len(answers) == 2)
+        assert max(answers) < 0
+    assert failures == []
+
+
+@pytest.mark.builds
+def test_sigterm_answers_all_and_a_killed_supervisor_leaves_no_process(serve: Callable[..., Host]) -> None:
+    host = serve()
+    with load(host, 8) as (_, failures):
+        until(lambda: len(children(host)) == 2)
+        host.process.send_signal(signal.SIGTERM)
+        until(lambda: not is_listening(host))
+        assert not [each for each in failures if "reset" in str(each).lower()]
+    assert host.process.wait(PATIENCE_S) == 0
+    host = serve()
+    until(lambda: len(children(host)) == 2)
+    left = [psutil.Process(each) for each in children(host)]
+    host.kill()
+    assert not psutil.wait_procs(left, PATIENCE_S)[1]
+
+
+def is_listening(host: Host) -> bool:
+    try:
+        requests.get(f"{host.url}/ping", timeout=5)
+    except requests.ConnectionError:
+        return False
+    return True
+
+
+@pytest.mark.builds
+def test_processes_are_measured_and_a_failed_start_is_one_line(serve: Callable[..., Host], tmp_path: Path) -> None:
+    host = serve(processes="auto")
+    assert f"Processes  {len(os.sched_getaffinity(0))}" in (tmp_path / "log").read_text()
+    host.end()
+    (broken := tmp_path / "broken.mar").write_bytes(b"PK")
+    failed = start(broken, "--processes", 2, log=tmp_path / "log")
+    assert failed.process.wait(PATIENCE_S) == 1 and len((tmp_path / "log").read_text().splitlines()) == 1
+
+
+@table((1.0, 0.0, 8), (1.0, 1.0, 4), (1.0, 7.0, 1), (0.1, 100.0, 1), (0.0, 1.0, 1))
+def test_as_many_processes_as_keep_all_cores_busy(
+    python_s: float, cores_s: float, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    supervisor = Supervisor([], None, HostLimits(), None)  # type: ignore[arg-type]
+    assert supervisor._choose_count({"python_s": python_s, "cores_s": cores_s}) == count
+
+
+def test_counters_outlive_their_process(tmp_path: Path) -> None:
+    def totals(number: int, value: float) -> Totals:
+        return Totals({"a": Series(("M",), {("m",): value})}, tmp_path / f"{number}.json")
+
+    first, second = totals(1, 2.0), totals(2, 30.0)
+    first.write()
+    second.write()
+    # The successor of the first has its file.
+    successor = totals(1, 100.0)
+    assert successor.read() == {"a": (["M"], {("m",): 132.0})} and second.read() == {"a": (["M"], {("m",): 32.0})}
+    successor.write()
+    assert second.read() == successor.read()
+
+
+@pytest.mark.builds
+def test_two_archives_of_one_process_answer_as_their_models(pids: Path, archive: Path, tmp_path: Path) -> None:
+    host = start(pids, archive, log=tmp_path / "log")
+    try:
+        until(lambda: is_ready(host))
+        assert ask(host, requests.Session()) == host.process.pid
+        answer = requests.post(f"{host.url}/predictions/colours", json={"x": 3}, timeout=PATIENCE_S)
+        assert (answer.status_code, answer.json()) == (200, {"y": 6})
+        listed = requests.get(f"{host.url}/models", timeout=PATIENCE_S).json()["models"]
+        assert [each["modelName"] for each in listed] == ["pids", "colours"]
+        assert [
+            requests.get(f"{host.url}/models/{name}", timeout=PATIENCE_S).status_code for name in ("pids", "x")
+        ] == [200, 404]
+        text = requests.get(f"{host.url}/metrics", timeout=PATIENCE_S).text
+        assert set(re.findall(r'handler_request_seconds_count\{ModelName="(\w+)"', text)) <= {"pids", "colours"}
+    finally:
+        host.end()
