@@ -18,7 +18,7 @@ from ctranslate2.converters import TransformersConverter
 
 # Programs, and modules of `python -m`, that a light test never starts: the archiver and the servers.
 PROGRAMS = {"torch-model-archiver", "torchserve", "java", "envoy", "ray"}
-PROGRAMS |= {"deploy.nodes.run", "deploy.gateway", "deploy.hosts.serve"}
+PROGRAMS |= {f"deploy.{name}" for name in ("nodes.run", "gateway", "hosts.serve")}
 # An export or a conversion by one of them takes a second or more.
 EXPORTERS = (
     (openvino, "convert_model"),

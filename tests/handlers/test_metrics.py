@@ -57,7 +57,7 @@ def test_counter_is_sent_by_its_former_name_too() -> None:
     subject = recorder()
     subject.add(metrics.REJECTIONS, 1, "QueueFull")
     sent = [(each.counter.name, each.labels, each.value) for each in subject.drain()]
-    assert sent == [(f"handler_{name}_total", ("QueueFull",), 1) for name in ("rejections", "rejections")]
+    assert sent == [(f"handler_{name}_total", ("QueueFull",), 1) for name in ("rejections", "refusals")]
 
 
 def test_events_of_many_threads_are_neither_lost_nor_doubled() -> None:

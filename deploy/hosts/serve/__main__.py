@@ -23,7 +23,6 @@ def main(arguments: list[str] | None = None) -> int:
         description="Serve archives in this process, without TorchServe and Java.",
         examples=[
             "torchserve-batching serve model_store/language-id.mar",
-            "torchserve-batching serve colours --grpc-port 8001 --threads 2",
             "torchserve-batching serve language-id.mar reranker.mar --processes auto",
         ],
     )

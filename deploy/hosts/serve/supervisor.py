@@ -34,12 +34,13 @@ from deploy.hosts.serve.doors import (
 )
 from deploy.hosts.serve.limits import HostLimits
 from deploy.hosts.serve.process import Process
+from deploy.hosts.serve.relay import Relay
+from deploy.hosts.serve.shares import choose_count, own_cores, usable_cores
 from deploy.places import HOME, PLACE, ROOT
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0  # seconds before a process that has ended is started again
 BALANCED_S = 1.0  # seconds between two comparisons of the processes' connections
 STEADY_S = 60.0  # seconds after which a process had a good start
-PYTHON, CORES = "python_s", "cores_s"  # of a request: seconds of Python, and of cores in other code
 
 
 @dataclass(eq=False)
@@ -59,49 +60,11 @@ class Child:
         self.given += 1
 
 
-class Relay(asyncio.Protocol):
-    """One direction's end of a relayed connection; `other` is the other end."""
-
-    transport: asyncio.Transport
-    other: "Relay | None" = None
-
-    def __init__(self, on_end: Callable[[], None]) -> None:
-        self._on_end, self._early = on_end, list[bytes]()
-
-    def connection_made(self, transport: Any) -> None:
-        self.transport = transport
-
-    def join(self, other: "Relay") -> None:
-        for here, there in ((self, other), (other, self)):
-            here.other = there
-            there.transport.writelines(here._early)
-            here._early.clear()
-
-    def data_received(self, data: bytes) -> None:
-        if self.other is None:
-            self._early.append(data)
-        else:
-            self.other.transport.write(data)
-
-    def pause_writing(self) -> None:
-        if self.other is not None:
-            self.other.transport.pause_reading()
-
-    def resume_writing(self) -> None:
-        if self.other is not None and not self.other.transport.is_closing():
-            self.other.transport.resume_reading()
-
-    def connection_lost(self, _: Exception | None) -> None:
-        if self.other is not None:
-            self.other.transport.close()
-        self._on_end()
-
-
 class Supervisor:
     def __init__(self, words: list[str], processes: int | None, limits: HostLimits, process: Process) -> None:
         """`words` are the command line of each process; None processes are measured."""
         self._words, self._limits, self._process = words, limits, process
-        self._count, self._cores = processes, sorted(os.sched_getaffinity(0))
+        self._count, self._cores = processes, usable_cores()
         self._children: list[Child] = []
         self._is_ending = False
         self._tasks = set[asyncio.Future[Any]]()
@@ -117,7 +80,8 @@ class Supervisor:
         self._doors = {http: lambda: self._give(http), **({grpc: lambda: self._relay(grpc)} if grpc else {})}
         first = await self._start(1)
         if first is not None and self._count is None:
-            self._count = self._choose_count(first.ready.result())
+            told = first.ready.result()
+            self._count = choose_count(len(self._cores), told["python_s"], told["cores_s"])
             if self._count != 1:  # it has all cores
                 first.process.terminate()
                 await first.process.wait()
@@ -130,7 +94,7 @@ class Supervisor:
         self._process.drain_s = self._limits.drain_s
         self._process.stop = lambda: loop.call_soon_threadsafe(asked.set)
         loop.add_signal_handler(signal.SIGHUP, lambda: self._spawn(self._replace()))
-        self._keep(first)
+        self._spawn(self._watch(first))
         for each in self._doors:
             each.setblocking(False)
             each.listen(BACKLOG)
@@ -144,37 +108,20 @@ class Supervisor:
         await self._end()
         return 0
 
-    def _choose_count(self, told: dict[str, Any]) -> int:
-        """Choose as many processes as it takes to keep all cores busy, if one runs Python on one core at a time."""
-        python_s, cores_s = float(told[PYTHON]), float(told[CORES])
-        return max(1, min(len(self._cores), ceil(len(self._cores) * python_s / (python_s + cores_s) - 0.25)))
-
     def _threads(self) -> tuple[str, ...]:
         of_each = max(1, len(self._cores) // (self._count or 1))
         return () if self._count in (None, 1) or "--threads" in self._words else ("--threads", str(of_each))
-
-    def _cores_of(self, number: int) -> list[int]:
-        """Return the cores of a process's own, if there are two at least for each."""
-        step, cores = self._count or 1, self._cores
-        if step == 1 or len(cores) < 2 * step:
-            return []
-        place = (number - 1) % step
-        return cores[place * len(cores) // step : (place + 1) * len(cores) // step]
 
     async def _start(self, number: int) -> Child | None:
         """Start a process, and return it when it serves; None if it has ended before."""
         own, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         own.setblocking(False)
         folder = self._process.folder
-        member = Member(number, theirs.fileno(), self._cores_of(number), str(folder), self._count is None)
+        cores, path = own_cores(self._cores, number, self._count or 1), f"{ROOT}{os.pathsep}{ROOT.parent}"
+        member = Member(number, theirs.fileno(), cores, str(folder), self._count is None)
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "torchserve_batching", "serve", *self._words, *self._threads()),
-            env={
-                **os.environ,
-                PLACE: str(HOME),
-                MEMBER: json.dumps(member),
-                "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT.parent}",
-            },
+            env={**os.environ, PLACE: str(HOME), MEMBER: json.dumps(member), "PYTHONPATH": path},
             stdin=asyncio.subprocess.DEVNULL,
             pass_fds=[theirs.fileno()],
             start_new_session=True,  # a signal of the terminal is the supervisor's alone
@@ -203,9 +150,6 @@ class Supervisor:
                     child.ready.set_result(json.loads(message))
             asyncio.get_running_loop().remove_reader(child.channel)
 
-    def _keep(self, child: Child) -> None:
-        self._spawn(self._watch(child))
-
     async def _watch(self, child: Child) -> None:
         """Start another process for one that ends by itself."""
         began_s = asyncio.get_running_loop().time()
@@ -222,7 +166,7 @@ class Supervisor:
         while not self._is_ending:
             await asyncio.sleep(pause_s)
             if (child := await self._start(number)) is not None:
-                self._keep(child)
+                self._spawn(self._watch(child))
                 break
             pause_s = min(LONGEST_PAUSE_S, 2 * max(pause_s, FIRST_PAUSE_S))
 
@@ -239,7 +183,7 @@ class Supervisor:
                 if new is None:
                     _say("the new archive does not load; the processes of the old one go on")
                     break
-                self._keep(new)
+                self._spawn(self._watch(new))
                 old.is_serving = False
                 with suppress(OSError):
                     old.channel.send(LEAVE)

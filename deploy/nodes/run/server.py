@@ -40,7 +40,6 @@ from torchserve_client.worker_log import WorkerLog, wait_loaded
 
 LAST_LINE = "Terminating due to"  # the start of Java's last line when -XX:+ExitOnOutOfMemoryError ends it
 CONSOLE_LINES = 3  # lines of the console in an error
-
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 60.0
 MOST_DIGITS = 10  # of the id of a process

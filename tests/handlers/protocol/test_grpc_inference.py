@@ -153,9 +153,9 @@ def test_answer_of_any_size_is_the_message_that_protobuf_itself_writes(width: in
     shape = replace(TEXT, model=Model("M", "1", vectors("vector")))
     vector = np.arange(width, dtype=np.float32)
     response = asked(message(tensor("text", KOREAN[:1])), shape).form.pack([vector])
-    response = service_pb2.ModelInferResponse.FromString(response.body)
-    assert (response.status, response.content_type, response.SerializeToString()) == (200, PROTOBUF, response.body)
-    np.testing.assert_array_equal(triton.InferResult(response).as_numpy("vector"), vector[np.newaxis], strict=True)
+    parsed = service_pb2.ModelInferResponse.FromString(response.body)
+    assert (response.status, response.content_type, parsed.SerializeToString()) == (200, PROTOBUF, response.body)
+    np.testing.assert_array_equal(triton.InferResult(parsed).as_numpy("vector"), vector[np.newaxis], strict=True)
 
 
 @given(st.text())

@@ -17,9 +17,8 @@ import requests
 import yaml
 from tritonclient import grpc as grpcclient
 
-from deploy.hosts.serve.limits import HostLimits
 from deploy.hosts.serve.server import Series
-from deploy.hosts.serve.supervisor import Supervisor
+from deploy.hosts.serve.shares import choose_count, own_cores, usable_cores
 from deploy.hosts.serve.totals import Totals
 from tests.deploy.hosts.serve.conftest import number_archive
 from tests.hosts import Host, is_ready, start
@@ -192,12 +191,24 @@ def test_processes_are_measured_and_a_failed_start_is_one_line(serve: Callable[.
 
 
 @table((1.0, 0.0, 8), (1.0, 1.0, 4), (1.0, 7.0, 1), (0.1, 100.0, 1), (0.0, 1.0, 1))
-def test_as_many_processes_as_keep_all_cores_busy(
-    python_s: float, cores_s: float, count: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
-    supervisor = Supervisor([], None, HostLimits(), None)  # type: ignore[arg-type]
-    assert supervisor._choose_count({"python_s": python_s, "cores_s": cores_s}) == count
+def test_as_many_processes_as_keep_all_cores_busy(python_s: float, cores_s: float, count: int) -> None:
+    assert choose_count(8, python_s, cores_s) == count
+
+
+@table((1, 1, []), (1, 5, []), (1, 2, [0, 1, 2, 3]), (2, 2, [4, 5, 6, 7]), (3, 2, [0, 1, 2, 3]), (4, 4, [6, 7]))
+def test_processes_have_cores_of_their_own_if_there_are_two_for_each(number: int, count: int, cores: list[int]) -> None:
+    assert own_cores([*range(8)], number, count) == cores
+
+
+def test_cores_are_those_of_the_quota(tmp_path: Path) -> None:
+    (inner := tmp_path / "a" / "b").mkdir(parents=True)
+    (own := tmp_path / "own").write_text("0::/a/b\n")
+    for file, text in ((tmp_path / "cpu.max", "max 100000"), (inner / "cpu.max", "100000 100000")):
+        file.write_text(text)
+    cores = usable_cores(tmp_path, own)
+    assert cores == sorted(os.sched_getaffinity(0))[:1]
+    (inner / "cpu.max").write_text("max 100000")
+    assert usable_cores(tmp_path, own) == sorted(os.sched_getaffinity(0))
 
 
 def test_counters_outlive_their_process(tmp_path: Path) -> None:
@@ -215,19 +226,20 @@ def test_counters_outlive_their_process(tmp_path: Path) -> None:
 
 
 @pytest.mark.builds
-def test_two_archives_of_one_process_answer_as_their_models(pids: Path, archive: Path, tmp_path: Path) -> None:
-    host = start(pids, archive, log=tmp_path / "log")
+def test_two_archives_of_one_process_answer_as_their_models(pids: Path, tmp_path: Path) -> None:
+    doubles = number_archive("doubles", "def infer(x):\n    return {'y': x * 2}\n", tmp_path)
+    host = start(pids, doubles, log=tmp_path / "log")
     try:
         until(lambda: is_ready(host))
         assert ask(host, requests.Session()) == host.process.pid
-        answer = requests.post(f"{host.url}/predictions/colours", json={"x": 3}, timeout=PATIENCE_S)
+        answer = requests.post(f"{host.url}/predictions/doubles", json={"x": 3}, timeout=PATIENCE_S)
         assert (answer.status_code, answer.json()) == (200, {"y": 6})
         listed = requests.get(f"{host.url}/models", timeout=PATIENCE_S).json()["models"]
-        assert [each["modelName"] for each in listed] == ["pids", "colours"]
+        assert [each["modelName"] for each in listed] == ["pids", "doubles"]
         assert [
             requests.get(f"{host.url}/models/{name}", timeout=PATIENCE_S).status_code for name in ("pids", "x")
         ] == [200, 404]
         text = requests.get(f"{host.url}/metrics", timeout=PATIENCE_S).text
-        assert set(re.findall(r'handler_request_seconds_count\{ModelName="(\w+)"', text)) <= {"pids", "colours"}
+        assert set(re.findall(r'handler_request_seconds_count\{ModelName="(\w+)"', text)) <= {"pids", "doubles"}
     finally:
         host.end()
