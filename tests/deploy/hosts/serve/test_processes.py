@@ -83,7 +83,11 @@ def spread_grpc(host: Host, connections: int) -> list[int]:
 
 
 def counted(host: Host) -> float:
-    text = requests.get(f"{host.url}/metrics", timeout=PATIENCE_S).text
+    """Return the answered requests; 0 from a process that is killed meanwhile."""
+    try:
+        text = requests.get(f"{host.url}/metrics", timeout=PATIENCE_S).text
+    except requests.ConnectionError:
+        return 0.0
     return sum(float(value) for value in re.findall(r"^handler_request_seconds_count\{.*\} (.*)$", text, re.MULTILINE))
 
 
