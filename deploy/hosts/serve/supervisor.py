@@ -14,12 +14,11 @@ import socket
 import sys
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import count
 from math import ceil
-from pathlib import Path
 from typing import Any
 
+from deploy.hosts.serve.children import Child, Relay
 from deploy.hosts.serve.doors import (
     BACKLOG,
     ENDED,
@@ -29,35 +28,18 @@ from deploy.hosts.serve.doors import (
     MEMBER,
     MESSAGE_BYTES,
     SHED,
+    TAKEN,
     Member,
     drain_backlog,
 )
 from deploy.hosts.serve.limits import HostLimits
 from deploy.hosts.serve.process import Process
-from deploy.hosts.serve.relay import Relay
 from deploy.hosts.serve.shares import choose_count, own_cores, usable_cores
 from deploy.places import HOME, PLACE, ROOT
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0  # seconds before a process that has ended is started again
 BALANCED_S = 1.0  # seconds between two comparisons of the processes' connections
 STEADY_S = 60.0  # seconds after which a process had a good start
-
-
-@dataclass(eq=False)
-class Child:
-    number: int
-    process: asyncio.subprocess.Process
-    channel: socket.socket
-    ready: asyncio.Future[dict[str, Any]]  # what it tells once it serves
-    rpc: Path  # its socket of gRPC
-    connections: int = 0
-    given: int = 0  # connections since its start
-    was_told: bool = False  # whether it ends some
-    is_serving: bool = False
-
-    def count_connection(self) -> None:
-        self.connections += 1
-        self.given += 1
 
 
 class Supervisor:
@@ -144,7 +126,9 @@ class Supervisor:
     def _hear(self, child: Child) -> None:
         with suppress(BlockingIOError):
             while message := child.channel.recv(MESSAGE_BYTES):
-                if message == ENDED:
+                if message == TAKEN:
+                    child.untaken.popleft().close()
+                elif message == ENDED:
                     child.connections -= 1
                 else:
                     child.ready.set_result(json.loads(message))
@@ -195,6 +179,9 @@ class Supervisor:
         if child in self._children:
             self._children.remove(child)
             self._process.children.remove(child.process.pid)
+            child.is_serving = False
+            while child.untaken:
+                self._send(child.untaken.popleft())
             asyncio.get_running_loop().remove_reader(child.channel)
             child.channel.close()
         child.is_serving = False
@@ -231,13 +218,17 @@ class Supervisor:
         """Accept connections, and send each to a process."""
         with suppress(BlockingIOError, ConnectionAbortedError):
             while True:
-                connection, _ = listener.accept()
-                with connection:
-                    for child in self._choose():
-                        with suppress(OSError):  # it ends, or does not read
-                            socket.send_fds(child.channel, [GIVEN], [connection.fileno()])
-                            child.count_connection()
-                            break
+                self._send(listener.accept()[0])
+
+    def _send(self, connection: socket.socket) -> None:
+        for child in self._choose():
+            with suppress(OSError):  # it ends, or does not read
+                socket.send_fds(child.channel, [GIVEN], [connection.fileno()])
+                child.count_connection()
+                # Until it has come: a process that is killed may still accept messages.
+                child.untaken.append(connection)
+                return
+        connection.close()
 
     def _relay(self, listener: socket.socket) -> None:
         with suppress(BlockingIOError, ConnectionAbortedError):

@@ -1,8 +1,30 @@
-"""Relays the bytes of a connection to a process, whose library of gRPC takes no connection from another one."""
+"""A supervisor's view of its processes, and the relay of a connection to one, as gRPC's library takes none."""
 
 import asyncio
+import socket
+from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
+
+
+@dataclass(eq=False)
+class Child:
+    number: int
+    process: asyncio.subprocess.Process
+    channel: socket.socket
+    ready: asyncio.Future[dict[str, Any]]  # what it tells once it serves
+    rpc: Path  # its socket of gRPC
+    connections: int = 0
+    given: int = 0  # connections since its start
+    untaken: deque[socket.socket] = field(default_factory=deque)  # connections on their way to it
+    was_told: bool = False  # whether it ends some
+    is_serving: bool = False
+
+    def count_connection(self) -> None:
+        self.connections += 1
+        self.given += 1
 
 
 class Relay(asyncio.Protocol):
