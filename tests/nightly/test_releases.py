@@ -49,9 +49,7 @@ def test_torchserve_serves_an_archive_of_the_release_before(old: Path) -> None:
 
 
 def test_hosts_in_python_refuse_it_in_one_line_with_both_releases(old: Path, tmp_path: Path) -> None:
-    words = (
-        f"language-id.mar was built with torchserve-batching {BEFORE}, and this is {VERSION}; only TorchServe serves"
-    )
+    words = f"language-id.mar has format 2, of torchserve-batching {BEFORE}, and this is {VERSION} with format"
     run = subprocess.run(command(old, "--port", 0), cwd=ROOT, capture_output=True, text=True, check=False)
     assert (run.returncode, run.stdout, len(run.stderr.splitlines())) == (1, "", 1) and words in run.stderr
     (tmp_path / "models.yaml").write_text(f"models: [{{archive: {old}}}]\n")
