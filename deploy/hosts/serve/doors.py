@@ -88,7 +88,7 @@ class Given:
         def receive() -> None:
             with suppress(BlockingIOError):
                 while True:
-                    message, files, _, _ = socket.recv_fds(self._channel, MESSAGE_BYTES, 1)
+                    message, files = self._receive()
                     for each in files:
                         self.send(TAKEN)
                         task = loop.create_task(loop.connect_accepted_socket(make, socket.socket(fileno=each)))
@@ -107,6 +107,14 @@ class Given:
         self._tasks = set[asyncio.Task[Any]]()
         loop.add_reader(self._channel, receive)
         self.send(json.dumps(told).encode())
+
+    def _receive(self) -> tuple[bytes, list[int]]:
+        """Receive a message and the connection that comes with it; an empty one from a supervisor that has ended."""
+        try:
+            message, files, _, _ = socket.recv_fds(self._channel, MESSAGE_BYTES, 1)
+        except ConnectionResetError:
+            return b"", []
+        return message, files
 
     def send(self, message: bytes) -> None:
         with suppress(OSError):  # the supervisor has ended

@@ -124,7 +124,7 @@ class Supervisor:
         return None
 
     def _hear(self, child: Child) -> None:
-        with suppress(BlockingIOError):
+        try:
             while message := child.channel.recv(MESSAGE_BYTES):
                 if message == TAKEN:
                     child.untaken.popleft().close()
@@ -132,7 +132,11 @@ class Supervisor:
                     child.connections -= 1
                 else:
                     child.ready.set_result(json.loads(message))
-            asyncio.get_running_loop().remove_reader(child.channel)
+        except BlockingIOError:
+            return
+        except ConnectionResetError:
+            pass  # it was killed before it had read all messages
+        asyncio.get_running_loop().remove_reader(child.channel)
 
     async def _watch(self, child: Child) -> None:
         """Start another process for one that ends by itself."""

@@ -63,8 +63,3 @@ def _add(*parts: Counters) -> Counters:
             for key, value in samples.items():
                 total[key] += value
     return sums
-
-
-def file_of(folder: Path, number: int) -> Path:
-    """Return the file of a process by its number, which no other running process has."""
-    return folder / f"{number}.json"

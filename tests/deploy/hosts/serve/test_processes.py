@@ -135,7 +135,9 @@ def test_connections_are_spread_evenly_and_a_killed_process_is_replaced(
 
 
 @pytest.mark.builds
-def test_connection_that_a_killed_process_has_not_taken_goes_to_another(serve: Callable[..., Host]) -> None:
+def test_connection_that_a_killed_process_has_not_taken_goes_to_another(
+    serve: Callable[..., Host], tmp_path: Path
+) -> None:
     host = serve()
     until(lambda: spread(host, 2) == [1, 1])
     stopped = children(host)[0]
@@ -146,6 +148,7 @@ def test_connection_that_a_killed_process_has_not_taken_goes_to_another(serve: C
         assert not all(each.done() for each in answers)
         os.kill(stopped, signal.SIGKILL)
         assert stopped not in [each.result() for each in answers]
+    assert "Traceback" not in (tmp_path / "log").read_text()
 
 
 @pytest.mark.builds
