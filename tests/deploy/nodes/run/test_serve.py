@@ -86,7 +86,9 @@ def start_until(step):
         count += event == "line" or is_last
         if count == step or is_last:
             sys.settrace(None)
-            (folder / "last").touch() if is_last else None
+            if is_last:
+                (folder / "last").touch()
+                assert wait_until((folder / "arguments").exists, 60.0, 0.01), "no Java ran"
             try:
                 os.kill(os.getpid(), signal.Signals[name])
             finally:
