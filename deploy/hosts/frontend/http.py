@@ -8,7 +8,8 @@ import re
 import traceback
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple
+from itertools import chain
+from typing import Any, NamedTuple, Protocol
 from urllib.parse import parse_qsl
 
 from deploy.hosts.frontend.memory import Hold, Memory, expire
@@ -32,6 +33,17 @@ LOOP_BYTES = 65536  # bytes of a body that an event loop reads itself; more woul
 # A thread that parses a body holds Python's lock, and a hostile one has many times its bytes once it is parsed.
 _READERS = ThreadPoolExecutor(2, "reader")
 HOLD = "hold"  # the key of a request's scope: its `Hold`
+WHOLE = "whole"  # the key of a request's scope: its `Whole`, if its server has one
+
+
+class Whole(Protocol):
+    """A quick way to a request's body and for its response, without ASGI's messages."""
+
+    def body(self) -> bytes | None:
+        """Return the body, or None if a part of it has not come."""
+
+    def write(self, answer: "Response") -> bool:
+        """Write a response; False if it must be sent by messages."""
 
 
 class Response(NamedTuple):
@@ -46,8 +58,10 @@ class Response(NamedTuple):
     def all_headers(self) -> dict[str, str]:
         return {"content-type": self.content_type, "content-length": str(len(self.body)), **self.headers}
 
-    async def __call__(self, _: Message, __: Receive, send: Send) -> None:
+    async def __call__(self, scope: Message, _: Receive, send: Send) -> None:
         """Send this answer, as an ASGI application."""
+        if (whole := scope.get(WHOLE)) and whole.write(self):
+            return
         named = self.all_headers.items()
         headers = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in named]
         await send({"type": "http.response.start", "status": self.status, "headers": headers})
@@ -71,8 +85,12 @@ async def off_loop(size: int, read: Callable[..., Any], *arguments: Any) -> Any:
 
 def headers_of(scope: Message) -> dict[str, str]:
     """Return a request's headers by their names in lower case; two types or codings as one, as Envoy joins them."""
-    headers: dict[str, str] = {}
-    for name, value in ((name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]):
+    sent = scope["headers"]
+    headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in sent}
+    if len(headers) == len(sent):
+        return headers
+    headers.clear()
+    for name, value in ((name.decode("latin-1"), value.decode("latin-1")) for name, value in sent):
         if name in _JOINED and (first := headers.get(name)):
             value = f"{first}, {value}" if value else first  # noqa: PLW2901
         headers[name] = value
@@ -146,7 +164,7 @@ class Application:
         cors = _allow_origin(headers_of(scope), self.origins) if self.origins else {}
         hold = scope[HOLD] = Hold(self.memory)
         try:
-            if sum(len(name) + len(value) for name, value in [target, *scope["headers"]]) > self.most_head_bytes:
+            if sum(map(len, chain(target, *scope["headers"]))) > self.most_head_bytes:
                 message = f"The path and the headers may have {self.most_head_bytes} bytes."
                 raise Rejected(rejections.HEAD_TOO_LARGE.saying(message))
             scope["path"] = clean_path(scope["path"])
@@ -170,8 +188,13 @@ class Application:
 
     async def read_body(self, scope: Message, receive: Receive, most: int) -> bytes:
         """Read a body of at most `most` bytes, of which the request's `Hold` has the count."""
+        hold: Hold = scope[HOLD]
+        if (whole := scope.get(WHOLE)) and (body := whole.body()) is not None and len(body) <= most:
+            if not hold.take(len(body)):
+                raise Rejected(rejections.BUSY)
+            return bytes(body)
         stated = int(next((value for name, value in scope["headers"] if name == b"content-length"), 0))
-        parts, is_more, hold = list[bytes](), True, scope[HOLD]
+        parts, is_more = list[bytes](), True
         try:
             async with asyncio.timeout(self.body_s) as deadline:
                 while is_more and max(hold.size, stated) <= most:
