@@ -14,7 +14,9 @@ import argparse
 import functools
 import importlib
 import json
+import os
 import re
+import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -38,7 +40,7 @@ LEAST_SHARED = 3
 COMMANDS = {
     "commands.md": (
         "Commands of the server",
-        tuple(f"deploy.{name}.__main__" for name in ("archives", "run", "gateway", "ray")),
+        tuple(f"deploy.{name}.__main__" for name in ("archives", "nodes.run", "hosts.serve", "gateway", "hosts.ray")),
     ),
     "client-commands.md": (
         "Commands of the client and the load generator",
@@ -61,7 +63,8 @@ def find_parser(module: str) -> argparse.ArgumentParser:
     def stop(parser: argparse.ArgumentParser, *_: object, **__: object) -> None:
         raise ParserFound(parser)
 
-    with patch.object(argparse.ArgumentParser, "parse_args", stop):
+    parse = functools.partial(patch.object, argparse.ArgumentParser, new=stop)
+    with parse("parse_args"), parse("parse_intermixed_args"):
         try:
             importlib.import_module(module).main([])
         except ParserFound as found:
@@ -324,6 +327,18 @@ def write_pages() -> Iterator[tuple[Path, str]]:
         yield path, fill_page(path)
 
 
+def complete_links(pages: Path) -> None:
+    """Copy the files of the repository that pages link to; a badge of GitHub leads nowhere on the site."""
+    for page in pages.rglob("*.md"):
+        text = re.sub(r"^.*\]\(\.\./\.\./actions/.*\n", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
+        page.write_text(text, encoding="utf-8")
+        for link in re.findall(r"\]\(([\w./-]+)", text):
+            file = Path(os.path.normpath(page.parent / link)).relative_to(pages)
+            if (ROOT / file).is_file() and not (pages / file).exists():
+                (pages / file).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(ROOT / file, pages / file)
+
+
 def main() -> int:
     """Write each page; with --check, return 1 if a page is stale."""
     parser = argparse.ArgumentParser(description="Write the generated pages of docs/reference.")
@@ -335,6 +350,7 @@ def main() -> int:
             (options.site / name).write_text(write_commands(title, modules), encoding="utf-8")
         for name in FILLED_ON_SITE:
             (options.site / name).write_text(fill_page(REFERENCE / name), encoding="utf-8")
+        complete_links(options.site.parents[1])
         return 0
     is_check = options.check
     stale = []
