@@ -184,7 +184,7 @@ class Application:
             hold.free()
         answer = answer if answer.status < 400 else self.form(scope, answer)
         answer = answer._replace(headers={**answer.headers, **cors}) if cors else answer
-        await answer(scope, receive, send)
+        await self.finish(scope, answer)(scope, receive, send)
 
     async def read_body(self, scope: Message, receive: Receive, most: int) -> bytes:
         """Read a body of at most `most` bytes, of which the request's `Hold` has the count."""
@@ -223,6 +223,10 @@ class Application:
     def form(self, scope: Message, answer: Response) -> Response:
         """Write an error in the form of the request's API."""
         raise NotImplementedError
+
+    def finish(self, scope: Message, answer: Response) -> Response:  # noqa: ARG002
+        """Return the response to send, after all routes and errors."""
+        return answer
 
     async def close(self) -> None:
         """End the application's processes and threads; its server has drained it."""

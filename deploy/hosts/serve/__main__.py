@@ -38,6 +38,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--gpu", type=int, help="number of the GPU; the processor by default")
     parser.add_argument("--config", type=Path, help="YAML of limits: docs/how-to/one-process.md")
+    parser.add_argument("--access-log", type=Path, metavar="FILE", help="append a JSON line for each request")
     options = parser.parse_intermixed_args(arguments)
     # A build runs before this process takes the signals.
     if code := run_command(
@@ -77,6 +78,7 @@ def _supervise(options: Any, process: Process) -> None:
     http = _bind(options.host, options.port)
     grpc = None if options.grpc_port is None else _bind(options.host, options.grpc_port, "--grpc-port")
     given = {"--threads": options.threads or None, "--gpu": options.gpu, "--config": options.config}
+    given["--access-log"] = options.access_log and options.access_log.absolute()
     given["--grpc-port"] = None if grpc is None else 0
     words = [str(each.resolve()) for each in options.archives]
     words += [text for name, value in given.items() if value is not None for text in (name, str(value))]
@@ -93,7 +95,7 @@ def _serve(options: Any, process: Process) -> None:
     from deploy.hosts.serve.server import load, run  # noqa: PLC0415
     from deploy.loader import NotTogether, OtherFormat, build_of  # noqa: PLC0415
 
-    limits, member = _read_limits(options.config), options.member
+    limits, member, log = _read_limits(options.config), options.member, _open_log(options.access_log)
     door = Given(member) if member else Port(_bind(options.host, options.port))
     if options.grpc_port is not None and member is None:
         _bind(options.host, options.grpc_port, "--grpc-port").close()  # gRPC binds it itself, after minutes perhaps
@@ -111,7 +113,17 @@ def _serve(options: Any, process: Process) -> None:
         raise NotServed(f"{options.archive.name} needs the package {error.name}: {fix}") from None
     except Exception as error:
         raise NotServed(f"{options.archive.name} does not load: {type(error).__name__}: {error}") from None
+    host.log = log
     run(host, door, options, limits, process)
+
+
+def _open_log(path: Path | None) -> Any:
+    from deploy.hosts.serve.access_log import AccessLog  # noqa: PLC0415
+
+    try:
+        return AccessLog(path) if path else None
+    except OSError as error:
+        raise NotServed(f"--access-log: {error}") from None
 
 
 def _find_archive(text: str) -> Path:

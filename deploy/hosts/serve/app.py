@@ -15,9 +15,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from deploy.hosts.frontend.http import Message, Receive, Response, document, no_version, reject
+from deploy.hosts.frontend.http import WHOLE, Message, Receive, Response, document, no_version, reject
 from deploy.hosts.frontend.replica import Replica
 from deploy.hosts.frontend.routes import Models, Routes
+from deploy.hosts.serve.access_log import REQUEST_ID, AccessLog, id_of
 from deploy.hosts.serve.connection import RUNNING
 from deploy.hosts.serve.limits import HostLimits
 from deploy.hosts.serve.totals import Counters, Totals
@@ -29,6 +30,8 @@ HTTP_S = 0.00015  # seconds of Python around a model: a connection's parser, rou
 
 
 class Host(Routes):
+    log: AccessLog | None = None
+
     def __init__(self, replicas: Mapping[Path, Replica], totals: Totals, limits: HostLimits) -> None:
         """`replicas` of archives."""
         self._replicas = {replica.name: replica for replica in replicas.values()}
@@ -65,6 +68,13 @@ class Host(Routes):
             return await super().answer(scope, receive)
         finally:
             own.discard(task)
+
+    def finish(self, scope: Message, answer: Response) -> Response:
+        sent = next((value for name, value in scope["headers"] if name == REQUEST_ID), b"")
+        request_id = id_of(sent.decode("latin-1"))
+        if self.log is not None:
+            self.log.note(scope, answer, request_id, scope[WHOLE].began_s)
+        return answer._replace(headers={**answer.headers, "X-Request-Id": request_id})
 
     async def _predict(
         self, replica: Replica, version: str, headers: Mapping[str, str], body: bytes, path: str

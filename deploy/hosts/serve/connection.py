@@ -7,6 +7,7 @@ A request has one answer, however it is framed, and bytes that are no HTTP end t
 
 import asyncio
 import re
+import time
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -64,10 +65,10 @@ class Joined:
 class Exchange:
     """A request whose body and response are whole: without a timer, and with one check of all headers."""
 
-    __slots__ = ("_cycle",)
+    __slots__ = ("_cycle", "began_s")
 
     def __init__(self, cycle: Any) -> None:
-        self._cycle = cycle
+        self._cycle, self.began_s = cycle, time.perf_counter()
 
     def body(self) -> bytes | None:
         cycle = self._cycle

@@ -7,6 +7,7 @@ as a whole message; if there is no memory for it, it is rejected. Health reads n
 """
 
 import asyncio
+import time
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -15,6 +16,7 @@ import grpc
 from deploy.hosts.frontend.grpc import Service, fail
 from deploy.hosts.frontend.memory import Hold, expire
 from deploy.hosts.frontend.routes import Models
+from deploy.hosts.serve.access_log import AccessLog, id_of
 from deploy.hosts.serve.limits import HostLimits
 from deploy.protocol.rejections import BUSY, LATE, Rejection
 from handlers.protocol.statuses import INVALID_ARGUMENT, meaning_of
@@ -37,8 +39,8 @@ class Waiting(NamedTuple):
 class Calls:
     """The calls of a port, and the limits of their messages' bytes and seconds."""
 
-    def __init__(self, models: Models, limits: HostLimits) -> None:
-        self._models, self._body_s = models, limits.body_s
+    def __init__(self, models: Models, limits: HostLimits, log: AccessLog | None = None) -> None:
+        self._models, self._body_s, self._log = models, limits.body_s, log
         self.message_bytes = models.body_bytes + HEAD_BYTES
         self._waiting: dict[asyncio.Timeout, Waiting] = {}  # the oldest first
 
@@ -46,6 +48,17 @@ class Calls:
         """Make the handler of a method: as of a stream of messages, so that the first is read here."""
 
         async def call(_: Any, context: Any) -> bytes:
+            began_s, sizes = time.perf_counter(), [0, 0]
+            sent = dict(context.invocation_metadata()).get("x-request-id", "")
+            request_id = id_of(sent if isinstance(sent, str) else "")
+            context.set_trailing_metadata((("x-request-id", request_id),))
+            try:
+                return await answer(context, sizes)
+            finally:
+                if self._log is not None:
+                    self._log.note_call(context, f"/{SERVICE}/{method.__name__}", sizes, request_id, began_s)
+
+        async def answer(context: Any, sizes: list[int]) -> bytes:
             hold = Hold(self._models.memory)
             context.add_done_callback(lambda _: hold.free())
             try:
@@ -55,10 +68,9 @@ class Calls:
                 return _rejected(context, BUSY if hold.is_given_up else late)
             if message is grpc.aio.EOF:
                 return fail(context, INVALID_ARGUMENT, "The call has no message.")
-            answer: bytes = await method(message, context)
-            if not hold.take(len(answer)):
-                return _rejected(context, BUSY)
-            return answer
+            written: bytes = await method(message, context)
+            sizes[:] = len(message), len(written)
+            return written if hold.take(len(written)) else _rejected(context, BUSY)
 
         return grpc.stream_unary_rpc_method_handler(call, response_serializer=bytes)
 
@@ -92,9 +104,9 @@ class Calls:
                         expire(deadline)
 
 
-async def start(models: Models, address: str, limits: HostLimits) -> Any:
+async def start(models: Models, address: str, limits: HostLimits, log: AccessLog | None = None) -> Any:
     """Start the server of gRPC; RuntimeError if the address is not free."""
-    calls, service = Calls(models, limits), Service(models)
+    calls, service = Calls(models, limits, log), Service(models)
     options = {
         **{"grpc.max_receive_message_length": calls.message_bytes, "grpc.so_reuseport": 0},
         **{"grpc.max_allowed_incoming_connections": limits.connections, "grpc.max_concurrent_streams": MOST_STREAMS},

@@ -112,9 +112,9 @@ async def _start_grpc(host: Any, door: Door, options: Any, limits: HostLimits) -
     from deploy.hosts.serve.rpc import start  # noqa: PLC0415 - gRPC is not always served
 
     if isinstance(door, Given):
-        return await start(host.models, f"unix:{door.member.rpc}", limits)
+        return await start(host.models, f"unix:{door.member.rpc}", limits, host.log)
     address = f"[{options.host}]" if ":" in options.host else options.host
-    return await start(host.models, f"{address}:{options.grpc_port}", limits)
+    return await start(host.models, f"{address}:{options.grpc_port}", limits, host.log)
 
 
 def print_summary(rows: dict[str, str], host: str, port: int) -> None:

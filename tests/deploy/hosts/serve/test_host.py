@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import threading
@@ -14,6 +15,7 @@ from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from unittest.mock import Mock
+from uuid import UUID
 from zipfile import ZipFile
 
 import grpc
@@ -22,7 +24,7 @@ import requests
 
 from deploy.hosts.serve import __main__ as program
 from deploy.models import ROOT
-from tests.hosts import Host, command
+from tests.hosts import Host, command, is_ready, start
 from tests.waiting import until
 from torchserve_client.version import VERSION
 
@@ -205,6 +207,32 @@ def test_killed_process_leaves_its_measurements_and_the_next_removes_its_files(a
                 process.kill()
 
 
+def test_request_has_an_id_and_a_line_of_the_access_log(archive: Path, tmp_path: Path) -> None:
+    host = start(archive, "--access-log", log := tmp_path / "access.log")
+    trace = "0af7651916cd43dd8448eb211c80319c"
+    sent = {"X-Request-Id": "mine-1", "traceparent": f"00-{trace}-b7ad6b7169203331-01", "Authorization": "secret"}
+    try:
+        until(lambda: is_ready(host))
+        log.write_text("")
+        done = requests.post(f"{host.url}{PATH}?key=secret", json={"x": 123456}, headers=sent, timeout=30)
+        bad = requests.post(host.url + PATH, json={"x": "a"}, headers={"X-Request-Id": "two words"}, timeout=30)
+        with grpc.insecure_channel(host.grpc) as channel:
+            ready = channel.unary_unary("/inference.GRPCInferenceService/ServerReady")
+            metadata = dict(ready.with_call(b"", metadata=[("x-request-id", "mine-2")])[1].trailing_metadata())
+        until(lambda: log.read_text().count("\n") == 3)
+    finally:
+        host.kill()
+    first, second, third = map(json.loads, log.read_text().splitlines())
+    assert (done.headers["X-Request-Id"], metadata["x-request-id"]) == ("mine-1", "mine-2")
+    assert UUID(bad.headers["X-Request-Id"]) == UUID(second["request_id"])
+    assert (first["path"], first["status"], first["request_id"], first["trace_id"]) == (PATH, 200, "mine-1", trace)
+    assert (first["batch_size"], first["version"], first["bytes_in"]) == (1, "1.0", len('{"x": 123456}'))
+    assert 200 <= first["forward_ms"] <= first["total_ms"] <= first["duration_ms"]
+    assert (second["status"], third["grpc_status"], third["path"].rpartition("/")[2]) == (400, 0, "ServerReady")
+    assert not any(word in log.read_text() for word in ("123456", "secret", "246912"))
+    assert stat.S_IMODE(log.stat().st_mode) == 0o600
+
+
 # The sockets end with their process, which this test is not.
 @pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
 def test_failure_is_one_line(
@@ -230,6 +258,7 @@ def test_failure_is_one_line(
             "cannot listen on nowhere.invalid:": ["--host", "nowhere.invalid"],
             "head_s": ["--config", limits],
             "none.yaml": ["--config", tmp_path / "none.yaml"],
+            "--access-log: ": ["--access-log", tmp_path / "none" / "access.log"],
             f"old.mar has format 3, of torchserve-batching 0.3.0, and this is {VERSION} ": [tmp_path / "old.mar"],
         }.items():
             names = [] if str(arguments[0]).endswith(".mar") else [str(archive)]

@@ -152,7 +152,7 @@ def test_call_is_read_within_its_time_and_its_memory(monkeypatch: pytest.MonkeyP
     held = list[int]()
 
     async def ask(read: Any, body_s: float = 60.0) -> tuple[Any, Any]:
-        calls, context = rpc.Calls(models, HostLimits(body_s=body_s)), Mock(read=read)
+        calls, context = rpc.Calls(models, HostLimits(body_s=body_s)), Mock(read=read, invocation_metadata=dict)
         watching = asyncio.create_task(calls.watch())
         try:
             answer = await calls.handler(_infer).stream_unary(None, context)
@@ -227,7 +227,7 @@ def test_options_reach_the_host_and_its_end_is_that_of_the_command(monkeypatch: 
     monkeypatch.setattr(program, "Process", lambda: process)
     monkeypatch.setattr(program, "_find_archive", lambda text: Path(f"{text}.mar"))
     monkeypatch.setattr(program, "_serve", lambda options, own: found.append(vars(options) | {"own": own is process}))
-    words = "--host h --port 1 --grpc-port 0 --threads 2 --gpu 3 --config c"
+    words = "--host h --port 1 --grpc-port 0 --threads 2 --gpu 3 --config c --access-log l"
     assert [program.main(each) for each in (["a"], ["b", *words.split()])] == [40, 40]
     # Without --threads and --gpu the archive's own setting and the processor, and gRPC only if it is asked for.
     first = {
@@ -240,7 +240,10 @@ def test_options_reach_the_host_and_its_end_is_that_of_the_command(monkeypatch: 
     }
     second = {"archives": [Path("b.mar")], "host": "h", "port": 1, "grpc_port": 0, "threads": 2, "gpu": 3}
     both = {"own": True, "processes": None, "member": None}
-    assert found == [{**first, "config": None, **both}, {**second, "config": Path("c"), **both}]
+    assert found == [
+        {**first, "config": None, "access_log": None, **both},
+        {**second, "config": Path("c"), "access_log": Path("l"), **both},
+    ]
 
 
 DESCRIBED = {
