@@ -1,8 +1,13 @@
+import re
 from pathlib import Path
+from unittest.mock import Mock
+
+import pytest
 
 from handlers import errors
 from tests.tables import table
 from torchserve_client import worker_log
+from torchserve_client.errors import LoadFailed, NotReady
 from torchserve_client.worker_log import WorkerLog, find_reason
 
 IMPORT_CHAIN = [
@@ -44,3 +49,11 @@ def test_worker_log_reads_only_what_is_new_and_of_this_model(tmp_path: Path) -> 
         assert log.reason() is None
         file.write(line.format("resnet-152", "resnet-152", "new"))
     assert log.reason() == "Cannot load resnet-152: InvalidConfig: new"
+
+
+def test_worker_that_is_never_ready_is_reported_with_the_log_to_read(tmp_path: Path) -> None:
+    late = Mock(wait_ready=Mock(side_effect=NotReady("late")), describe=lambda *_: {"startupTimeout": 5})
+    (path := tmp_path / "model_log.log").touch()
+    for log, words in ((path, str(path)), (tmp_path / "none", "the server's model_log.log")):
+        with pytest.raises(LoadFailed, match=rf"m: no ready worker after startupTimeout, 5 s; see {re.escape(words)}$"):
+            worker_log.wait_loaded(late, "m", WorkerLog(log, "m"))

@@ -7,7 +7,7 @@ from pydantic.dataclasses import dataclass
 
 from deploy.settings_file import Origin
 
-Seconds = Annotated[float, Field(ge=0, le=86_400, allow_inf_nan=False)]
+Seconds = Annotated[float, Field(ge=0, le=86_400)]
 
 
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))

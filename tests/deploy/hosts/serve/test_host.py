@@ -240,6 +240,7 @@ def test_failure_is_one_line(
 ) -> None:
     (wrong := tmp_path / "bad.mar").write_bytes(b"x")
     (limits := tmp_path / "limits.yaml").write_text("head_s: -1\nother: 1\n")
+    (no_number := tmp_path / "no_number.yaml").write_text("body_s: .nan\n")
     with ZipFile(archive) as whole, ZipFile(changed := tmp_path / "changed.mar", "w") as less:
         for name in whole.namelist():
             less.writestr(name, whole.read(name) + (b"# changed" if name.endswith("infer.py") else b""))
@@ -257,6 +258,7 @@ def test_failure_is_one_line(
             "set --grpc-port": ["--port", 0, "--grpc-port", port],
             "cannot listen on nowhere.invalid:": ["--host", "nowhere.invalid"],
             "head_s": ["--config", limits],
+            "body_s": ["--config", no_number],
             "none.yaml": ["--config", tmp_path / "none.yaml"],
             "--access-log: ": ["--access-log", tmp_path / "none" / "access.log"],
             f"old.mar has format 3, of torchserve-batching 0.3.0, and this is {VERSION} ": [tmp_path / "old.mar"],
