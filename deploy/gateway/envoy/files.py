@@ -120,7 +120,7 @@ def write_resources(path: Path, resources: list[Resource]) -> bool:
         if path.read_text(encoding="utf-8") == text:
             return False
     new = path.with_name(path.name + ".new")
-    new.touch(mode=0o600)
+    new.touch()
     new.chmod(0o600)
     new.write_text(text, encoding="utf-8")
     new.replace(path)

@@ -147,7 +147,7 @@ def test_any_batch_is_answered_as_by_transformers(
     good.append(("qzqz the mayor", expected(handler, name, "qzqz the mayor", **options)))
     bad = BAD + BAD_OPTIONS.get(name, [])
     assert_own_answers(handler, good, bad, lambda found, wanted: found == close(wanted, tolerance))
-    assert CANARY not in caplog.text
+    assert CANARY not in caplog.text and (recorder or "CUDA graphs" not in caplog.text)
     assert recorder is None or recorder.replays
 
 
