@@ -26,6 +26,7 @@ from unittest.mock import patch
 import grpc
 from pydantic import TypeAdapter
 
+from docs.api import write_api
 from handlers.protocol.statuses import STATUSES, meaning_of
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -350,6 +351,7 @@ def main() -> int:
             (options.site / name).write_text(write_commands(title, modules), encoding="utf-8")
         for name in FILLED_ON_SITE:
             (options.site / name).write_text(fill_page(REFERENCE / name), encoding="utf-8")
+        (options.site / "task-api.md").write_text(write_api(), encoding="utf-8")
         complete_links(options.site.parents[1])
         return 0
     is_check = options.check

@@ -69,7 +69,15 @@ def _check_context(device: torch.device) -> None:
 
 
 class TorchEngine:
-    """Runs a module that is on its device and in its precision already."""
+    """Runs a module that is on its device and in its precision already. The hook `load` of a task with its own network:
+
+        from network import Network  # a module beside the task
+
+        def load(self):
+            network = Network()
+            network.load_state_dict(torch.load(self.checkpoint_dir / "network.pt", weights_only=True))
+            return TorchEngine(network.to(self.device), self.device, ["pixels"], ["scores"])
+    """
 
     _graphs: graphs.Graphs | None = None
 
