@@ -29,6 +29,7 @@ OTHERS = {
     "deploy/extras/NAME.lock",
     "deploy/prometheus/local.yml",
     "docs/reference/client-commands.md",
+    "docs/reference/task-api.md",
     "docs/reference/commands.md",
     "handlers/h.py",
 }
