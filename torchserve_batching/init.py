@@ -4,15 +4,18 @@ import argparse
 import os
 import shlex
 import shutil
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from deploy.command import CommandParser, run_command
 from deploy.progress import printable
 from deploy.work_folders import make_work_folder
+from torchserve_batching.parts import PARTS, write_parts
 from torchserve_client.version import VERSION
 
 PROJECT = Path(__file__).with_name("project")
+PAGE = "docs/how-to/production.md"
 WORKFLOW = Path(".github", "workflows", "models.yml")
 
 
@@ -25,23 +28,35 @@ def main(arguments: list[str]) -> int:
     parser = CommandParser(
         prog="torchserve-batching init",
         description="Write a project: models.yaml, a task with settings and options, its test and a workflow.",
-        examples=["torchserve-batching init demo", "torchserve-batching init ."],
+        examples=["torchserve-batching init demo", "torchserve-batching init . --with systemd,monitoring"],
     )
     parser.add_argument("folder", type=Path, metavar="DIR", help="folder of the project, made if it is missing")
+    parts = f"also files for production, by commas: {', '.join(PARTS)}; a folder with models.yaml gets only them"
+    parser.add_argument("--with", dest="parts", type=_read_parts, default=[], metavar="PART,...", help=parts)
     options: argparse.Namespace = parser.parse_args(arguments)
-    return run_command("init", lambda: _write(options.folder), NotWritten, OSError)
+    return run_command("init", lambda: _write(options.folder, options.parts), NotWritten, OSError)
 
 
-def _write(folder: Path) -> None:
+def _read_parts(text: str) -> list[str]:
+    names = text.split(",")
+    if unknown := [name for name in names if name not in PARTS]:
+        raise argparse.ArgumentTypeError(f"{unknown[0]!r} is not one of {', '.join(PARTS)}")
+    return names
+
+
+def _write(folder: Path, parts: Sequence[str]) -> None:
     """Write all files or none, none of them through a link; those of an interrupted call count as written."""
     parent = folder if folder.is_dir() else folder.parent
     made = _make_folders(parent)
     try:
         with make_work_folder(".init-", parent) as work:
             new = work / "project"
-            shutil.copytree(PROJECT, new, ignore=shutil.ignore_patterns("__pycache__"), copy_function=shutil.copyfile)
-            workflow = new / WORKFLOW
-            workflow.write_text(workflow.read_text(encoding="utf-8").replace("VERSION", VERSION), encoding="utf-8")
+            if not parts or not (folder / "models.yaml").exists():
+                ignore = shutil.ignore_patterns("__pycache__")
+                shutil.copytree(PROJECT, new, ignore=ignore, copy_function=shutil.copyfile)
+                workflow = new / WORKFLOW
+                workflow.write_text(workflow.read_text(encoding="utf-8").replace("VERSION", VERSION), encoding="utf-8")
+            write_parts(parts, new, folder)
             if parent == folder:
                 _add(new, folder)
             else:
@@ -51,7 +66,7 @@ def _write(folder: Path) -> None:
     finally:
         _remove_empty(made)
     name = printable(shlex.quote(str(folder)))
-    print(f"{name}: written; cd {name} && torchserve-batching serve")
+    print(f"{name}: written; {'see ' + PAGE if parts else f'cd {name} && torchserve-batching serve'}")
 
 
 def _add(new: Path, folder: Path) -> None:

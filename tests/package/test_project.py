@@ -1,8 +1,10 @@
 """The one command, and the project of its `init`, built, tested and served from its own folder as the tutorial says."""
 
+import getpass
 import logging
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -19,6 +21,7 @@ from tests.package.conftest import run
 from tests.pages import blocks
 from tests.tables import table
 from torchserve_batching.init import PROJECT, main
+from torchserve_batching.parts import PARTS
 from torchserve_batching.testing import run_task
 from torchserve_client.version import VERSION
 
@@ -94,6 +97,34 @@ def test_project_is_written_whole_or_not_at_all_and_through_no_link(tmp_path: Pa
     assert names[0] == names[1] and len(names[0]) > 9
     (tmp_path / "file").write_text("")
     assert main([str(tmp_path / "file" / "deep" / "project")]) == 1
+
+
+def test_parts_for_production_have_the_folder_and_command_of_the_user(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "models.yaml").write_text("mine: 1\n")
+    parts = ["systemd", "container", "monitoring", "gateway", "production"]
+    assert main([str(tmp_path), "--with", ",".join(parts)]) == 0
+    assert not (tmp_path / "colour_task.py").exists() and sorted(PARTS) == sorted(parts)
+    texts = {str(path.relative_to(tmp_path)): path.read_text() for path in tmp_path.rglob("*") if path.is_file()}
+    assert not [name for name, text in texts.items() if "/srv/torchserve" in text or "==VERSION" in text]
+    units = {name: text for name, text in texts.items() if name.endswith(".service")}
+    assert len(units) == 3
+    for name, unit in units.items():
+        assert f"WorkingDirectory={tmp_path}\n" in unit and f"User={getpass.getuser()}\n" in unit, name
+        (command_line,) = re.findall(r"^ExecStart=(.+)", unit, re.MULTILINE)
+        # The program exists, and knows the command.
+        words = [*shlex.split(re.sub(r"\$\{\w+\}", "1", command_line)), "--help"]
+        assert subprocess.run(words, cwd=ROOT, capture_output=True, check=False, timeout=60).returncode == 0, words
+    assert "localhost:8002" in texts["monitoring/prometheus.yml"]
+    assert str(tmp_path) in texts["monitoring/grafana/provisioning/dashboards/torchserve.yml"]
+    assert texts["gateway.yaml"] == (ROOT / "deploy" / "gateway.yaml").read_text()
+    # A changed file stays; a part of another name is an error of one line.
+    (tmp_path / "gateway.yaml").write_text("mine: 1\n")
+    assert main([str(tmp_path), "--with", "gateway"]) == 1 and "gateway.yaml exists" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main([str(tmp_path), "--with", "systemd,other"])
+    assert "'other' is not one of container, gateway, monitoring, production, systemd" in capsys.readouterr().err
 
 
 def test_task_runs_without_an_archive_or_a_server(caplog: pytest.LogCaptureFixture) -> None:
