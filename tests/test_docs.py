@@ -122,6 +122,9 @@ def test_help_begins_with_a_sentence_and_ends_with_two_examples_that_parse(
 ) -> None:
     with pytest.raises(SystemExit):
         parser.parse_args([command, "--help"] if command else ["--help"])
+    commands = next((each for each in parser._actions if isinstance(each, argparse._SubParsersAction)), None)
+    own = commands.choices[command] if commands and command else parser
+    assert [each.dest for each in own._actions if not each.help and each is not commands] == []
     _, sentence, *_, last = re.split(r"\n\n", capsys.readouterr().out.strip())
     assert re.fullmatch(r"[A-Z][^.]+\.", sentence)
     title, *examples = last.splitlines()
