@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,11 @@ logger = logging.getLogger(__name__)
 
 # OpenVINO's CPU plugin computes these in 32 bits, and cuts numbers off without an error: 2**40 + 3 becomes 3.
 OPENVINO_COMPUTES_IN = {"INT64": "INT32", "UINT64": "INT32"}
+# Names of operations with random results in files of OpenVINO, ONNX, torch.export and TorchScript.
+RANDOM = (
+    *(b"RandomUniform", b"RandomNormal", b"Multinomial", b"Bernoulli"),
+    *(prefix + name for prefix in (b"aten.", b"aten::") for name in (b"rand", b"normal", b"multinomial", b"bernoulli")),
+)
 MOST_SIZES = 10_000  # accepted sizes of rows that are remembered
 
 
@@ -55,6 +61,7 @@ class TensorsHandler(BatchHandler[TensorsConfig, Row]):
 
     def load(self) -> Engine:
         engine, self.signature = load_model(self.model_dir, self.config, self.device, uses_torch=self.uses_torch)
+        self.is_repeatable = not isinstance(engine, FunctionEngine) and not has_random(self.model_dir)
         self.rows = Rows(self.signature)
         has_free_sizes = any(tensor.free for tensor in self.signature.inputs.values())
         self._graph = engine if has_free_sizes and isinstance(engine, OpenVinoEngine) else None
@@ -139,6 +146,15 @@ class TensorsHandler(BatchHandler[TensorsConfig, Row]):
     def split(self, outputs: Outputs, items: Sequence[Row]) -> Sequence[Any]:
         """Return the outputs of each row, by the model's names, with the batch dimension."""
         return self.rows.split_outputs(outputs, items, self.outputs)
+
+
+def has_random(folder: Path) -> bool:
+    """Whether a file of the model names an operation with random results."""
+    for path in filter(Path.is_file, (folder / name for name in (GRAPH, ONNX, EXPORTED, SCRIPTED))):
+        with path.open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as data:
+            if any(data.find(name) >= 0 for name in RANDOM):
+                return True
+    return False
 
 
 def load_model(folder: Path, config: TensorsConfig, device: Device, *, uses_torch: bool) -> tuple[Engine, Signature]:
