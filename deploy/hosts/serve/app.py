@@ -6,7 +6,6 @@ every other                                                  -> deploy.hosts.fro
 
 import asyncio
 import json
-import os
 import socket
 from collections import Counter
 from collections.abc import Mapping
@@ -125,14 +124,15 @@ class Host(Routes):
     def _document(self, replica: Replica) -> dict[str, Any]:
         name, running = replica.name, self._running[replica.name]
         url = self._archives.get(name, f"{name}.mar")
-        worker = {
-            **{"id": "9000", "startTime": self._started, "status": "READY", "pid": os.getpid()},
-            **{"memoryUsage": 0, "gpu": replica.is_on_gpu, "gpuUsage": "N/A"},
-        }
+        shared = {"memoryUsage": 0, "gpu": replica.is_on_gpu, "gpuUsage": "N/A"}
+        workers = [
+            {"id": str(9000 + place), "startTime": self._started, "status": "READY", "pid": pid, **shared}
+            for place, pid in enumerate(self.totals.pids())
+        ]
         return {
             **{"modelName": name, "modelVersion": str(replica.version), "modelUrl": url},
-            **{"runtime": "python", "minWorkers": 1, "maxWorkers": 1, "batchSize": replica.window, "maxBatchDelay": 0},
-            **{"loadedAtStartup": True, "workers": [worker]},
+            **{"runtime": "python", "minWorkers": len(workers), "maxWorkers": len(workers)},
+            **{"batchSize": replica.window, "maxBatchDelay": 0, "loadedAtStartup": True, "workers": workers},
             "jobQueueStatus": {"remainingCapacity": self._most - self._running.total(), "pendingRequests": running},
         }
 
