@@ -53,6 +53,7 @@ class Host(Routes):
 
     def _learn_limit(self, replica: Replica) -> None:
         self.models.body_bytes = max(self.models.body_bytes, replica.max_body_bytes)
+        self.memory.most_bytes = max(self.memory.most_bytes, 3 * self.models.body_bytes)
 
     async def _close_all(self) -> None:
         await asyncio.gather(*(replica.close() for replica in self._replicas.values()))

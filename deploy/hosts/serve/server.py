@@ -67,7 +67,10 @@ def _load_store(options: Any, limits: HostLimits, metrics: Any) -> Any:
     def load_one(archive: Path, loaded: list[Path]) -> Replica:
         check_installed(archive)
         check_together([*loaded, archive])
-        return Replica(str(archive), threads=options.threads, gpu=options.gpu, metrics=metrics)
+        try:
+            return Replica(str(archive), threads=options.threads, gpu=options.gpu, metrics=metrics)
+        except SystemExit as error:
+            raise RuntimeError("its code called exit") from error  # it would end the process and all other models
 
     store = Store(
         options.store, load_one, most_bytes=options.most_memory, load_s=limits.load_s, may_manage=limits.management

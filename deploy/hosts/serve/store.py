@@ -7,6 +7,7 @@ memory short before or after a load -> the idle model that was used least recent
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -116,7 +117,12 @@ class Store:
                 model.written_ns = written_ns(model.archive)
                 before = await self._make_room(model.bytes or size(model.archive))
                 loaded = [each.archive for each in self._models.values() if each.replica is not None]
-                replica = await asyncio.to_thread(self._load, model.archive, loaded)
+                pool = ThreadPoolExecutor(1, "load")  # its own: one that never ends takes none from others
+                loading = asyncio.get_running_loop().run_in_executor(pool, self._load, model.archive, loaded)
+                pool.shutdown(wait=False)
+                await asyncio.wait({loading}, timeout=self._load_s)  # then others may load beside it
+            replica = await loading
+            async with self._turn:
                 model.bytes = max(0, resident() - before)
                 await self._make_room(0)
                 if fault := self._find_fault(model, replica, before):
@@ -171,7 +177,10 @@ class Store:
         if (model := self.find(name)) is None:
             raise unknown_model(name)
         try:
-            await (self._load_again(model) if action == "load" else self._unload(model))
+            async with asyncio.timeout(self._load_s if action == "load" else None):
+                await (self._load_again(model) if action == "load" else self._unload(model))
+        except TimeoutError:
+            raise RequestError(503, f"'{name}' is still loading") from None
         except NotLoaded as error:
             raise RequestError(400, f"failed to load '{name}': {error}") from None
 

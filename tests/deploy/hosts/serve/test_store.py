@@ -22,6 +22,7 @@ from deploy.hosts.frontend.http import Rejected
 from deploy.hosts.serve import __main__ as program
 from deploy.hosts.serve import store as stores
 from deploy.hosts.serve.store import Store, Use
+from deploy.protocol.errors import RequestError
 from tests.deploy.hosts.serve.conftest import number_archive
 from tests.hosts import Host, is_ready, start
 from tests.tables import table
@@ -54,13 +55,13 @@ class Loads:
     def __init__(self, folder: Path, **limits: Any) -> None:
         for name in ("a", "b", "c", "d"):
             (folder / f"{name}.mar").touch()
-        self.may_load, self.loaded, self.held = threading.Event(), list[str](), 100
+        self.may_load, self.loaded = threading.Event(), list[str]()
         self.may_load.set()
         given = {"most_bytes": None, "load_s": PATIENCE_S, "may_manage": True, **limits}
         self.store = Store(folder, self._load, **given)
 
     def _load(self, archive: Path, _: list[Path]) -> Replica:
-        assert self.may_load.wait(PATIENCE_S)
+        assert archive.stem == "d" or self.may_load.wait(PATIENCE_S)
         self.loaded.append(archive.stem)
         if archive.stem == "c":
             raise RuntimeError("no weights\nat all")
@@ -88,6 +89,20 @@ def test_model_is_loaded_once_for_all_that_wait_and_a_load_goes_on_if_they_leave
         assert model is not None and model.loading is not None
         await model.loading
         assert (await loads.ask("a"), loads.loaded) == ("a", ["a"])
+
+    asyncio.run(run())
+
+
+def test_model_that_loads_for_ever_leaves_others_their_turn(tmp_path: Path) -> None:
+    async def run() -> None:
+        loads = Loads(tmp_path, load_s=0.05)
+        loads.may_load.clear()
+        assert await loads.ask("a") == "503 a is loading; wait, or try again. 1"
+        await loads.store.manage("load", "d", {})
+        assert (await loads.ask("d"), loads.loaded) == ("d", ["d"])
+        with pytest.raises(RequestError, match="'a' is still loading"):
+            await loads.store.manage("load", "a", {})
+        loads.may_load.set()
 
     asyncio.run(run())
 
