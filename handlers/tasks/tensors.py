@@ -1,6 +1,7 @@
 """A model of the user's own: tensors in, tensors out."""
 
 import logging
+import zipfile
 from collections.abc import Sequence
 from dataclasses import replace
 from mmap import ACCESS_READ, mmap
@@ -42,7 +43,7 @@ OPENVINO_COMPUTES_IN = {"INT64": "INT32", "UINT64": "INT32"}
 # Names of operations with random results in files of OpenVINO, ONNX, torch.export and TorchScript.
 RANDOM = (
     *(b"RandomUniform", b"RandomNormal", b"Multinomial", b"Bernoulli"),
-    *(prefix + name for prefix in (b"aten.", b"aten::") for name in (b"rand", b"normal", b"multinomial", b"bernoulli")),
+    *(prefix + name for prefix in (b"aten.", b"torch.") for name in (b"rand", b"normal", b"multinomial", b"bernoulli")),
 )
 MOST_SIZES = 10_000  # accepted sizes of rows that are remembered
 
@@ -150,11 +151,15 @@ class TensorsHandler(BatchHandler[TensorsConfig, Row]):
 
 def has_random(folder: Path) -> bool:
     """Whether a file of the model names an operation with random results."""
-    for path in filter(Path.is_file, (folder / name for name in (GRAPH, ONNX, EXPORTED, SCRIPTED))):
+    for path in filter(Path.is_file, (folder / name for name in (GRAPH, ONNX, EXPORTED))):
         with path.open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as data:
             if any(data.find(name) >= 0 for name in RANDOM):
                 return True
-    return False
+    if not (folder / SCRIPTED).is_file():
+        return False
+    with zipfile.ZipFile(folder / SCRIPTED) as program:  # its code is compressed
+        code = b"".join(program.read(name) for name in program.namelist() if name.endswith(".py"))
+    return any(name in code for name in RANDOM)
 
 
 def load_model(folder: Path, config: TensorsConfig, device: Device, *, uses_torch: bool) -> tuple[Engine, Signature]:
