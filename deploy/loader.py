@@ -6,6 +6,7 @@ An archive contains its own package `handlers`, and a process imports only one o
 only if their modules are equal. So this module does not import `handlers`, and neither does a program before.
 """
 
+import hashlib
 import importlib
 import inspect
 import json
@@ -21,7 +22,7 @@ from typing import Any, Literal
 
 import yaml
 
-from deploy.places import ARCHIVE
+from deploy.places import ARCHIVE, ROOT
 from torchserve_client.version import VERSION
 
 MANIFEST, CONFIG, BUILD = "MAR-INF/MANIFEST.json", "model-config.yaml", "build.json"
@@ -94,6 +95,20 @@ class LoadedArchive:
         self.context: Any = make_context(self.name, str(folder), manifest, window, gpu, "", True, metrics, settings)
         self.handler.initialize(self.context)
 
+    def close(self) -> None:
+        """Let go of the archive's files and modules, if its `handlers` is not that of this process."""
+        del self.handler, self.context
+        _OTHERS.folders.remove(self.folder)
+        sys.path[:] = [each for each in sys.path if not _is_in(self.folder, each)]
+        own = [name for name, each in sys.modules.items() if _is_in(self.folder, getattr(each, "__file__", None))]
+        for name in own:
+            del sys.modules[name]
+        self._unpacked.cleanup()
+
+
+def _is_in(folder: Path, file: str | None) -> bool:
+    return file is not None and Path(file).is_relative_to(folder)
+
 
 class _Others(MetaPathFinder):
     """Finds the modules of `handlers` that the first archive does not have in those after it."""
@@ -128,6 +143,19 @@ def check_together(archives: Sequence[Path]) -> None:
                 if known != found:
                     words = f"build both again with {ARCHIVE}" if file.startswith("handlers/") else "serve them apart"
                     raise NotTogether(f"{file} differs in {other.name} and {archive.name}: {words}")
+
+
+def check_installed(archive: Path) -> None:
+    """Raise NotTogether unless an archive's `handlers` is that of this installation."""
+    files = build_of(archive).get("files")
+    if not files:
+        raise NotTogether(f"{archive.name} is no archive of {ARCHIVE}; serve it apart from others")
+    for file, found in files.items():
+        path = ROOT / file
+        if file.startswith("handlers/") and file.endswith(".py"):
+            known = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
+            if known != found:
+                raise NotTogether(f"{file} differs in {archive.name} and here: build it again with {ARCHIVE}")
 
 
 def settings_of(archive: Path) -> dict[str, Any]:
@@ -182,7 +210,8 @@ def _handler(folder: Path, manifest: Mapping[str, Any]) -> Any:
         sys.path.append(str(folder))
     else:
         sys.path.insert(0, str(folder))
-        sys.meta_path.append(_OTHERS)
+        if _OTHERS not in sys.meta_path:
+            sys.meta_path.append(_OTHERS)
     _OTHERS.folders.append(folder)
     importlib.invalidate_caches()
     module = importlib.import_module(Path(manifest["model"]["handler"]).stem)

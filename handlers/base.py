@@ -146,6 +146,8 @@ class BatchHandler(BaseHandler, Hooks[Config, Item]):  # type: ignore[misc]
 
     def _start_classic(self, window: int, trial: Trial) -> None:
         (self.engine, _), (whole, _) = trial.choose()
+        if self.config.cache_mib:
+            logger.warning("cache_mib: no effect in classic mode")
         if self.device.type != "cpu" and whole:
             line = LatencyModel(whole).line
             self.overhead = self.overhead.measured(line.fixed_s, line.token_s)

@@ -180,6 +180,15 @@ class HandlerConfig:
         16 * 2**20,
         "Maximum bytes per response; TorchServe ends a worker whose response exceeds its own `max_response_size`.",
     )
+    share_equal: bool | None = doc(
+        None,
+        "Whether equal items that wait together run once, in adaptive mode; None for true, except for Python "
+        "functions, stock handlers and random operations.",
+    )
+    cache_mib: Amount = doc(
+        0.0,
+        "Maximum MiB of results that adaptive mode keeps for later equal items, in each process; 0 for none.",
+    )
     scheduling: Annotated[SchedulingConfig, from_mapping(SchedulingConfig)] = doc(
         SchedulingConfig(), "Settings that decide which items run together, and when."
     )

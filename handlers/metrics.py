@@ -100,6 +100,8 @@ REJECTIONS = Counter("handler_rejections_total", ("reason",))
 FORMER = {REJECTIONS: Counter("handler_refusals_total", ("reason",))}  # names of 0.3, which 0.4 emits, too
 EXCHANGES = Counter("handler_exchanges_total")
 ABANDONED = Counter("handler_abandoned_total")  # requests that were dropped because their clients had disconnected
+CACHE_HITS = Counter("handler_cache_hits_total")  # items that got the result of an earlier one, and the others
+CACHE_MISSES = Counter("handler_cache_misses_total")
 
 
 Series = tuple[Counter, tuple[str, ...]]  # a counter, with the values of its labels

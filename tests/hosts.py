@@ -50,10 +50,10 @@ def command(*words: object, python: str = sys.executable) -> list[str]:
     return [python, "-W", "ignore", "-m", "deploy.hosts.serve", *map(str, words)]
 
 
-def start(archive: Path, *words: object, log: Path | None = None, python: str = sys.executable) -> Host:
+def start(archive: Path | None, *words: object, log: Path | None = None, python: str = sys.executable) -> Host:
     """Start a process, which need not be ready, in a Python's environment; `log` receives all that it writes."""
     port, grpc_port = free_ports(2)
-    line = command(archive, "--port", port, "--grpc-port", grpc_port, *words, python=python)
+    line = command(*([archive] if archive else []), "--port", port, "--grpc-port", grpc_port, *words, python=python)
     with (log or Path(os.devnull)).open("w") as out:
         errors = out if log else None
         process = subprocess.Popen(

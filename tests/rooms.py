@@ -59,10 +59,14 @@ ROOMS = {
         (("docs/generate.py", r', "ray"'),),
     ),
     "serve": Room(
-        ("deploy/hosts/serve/", "load/bench/hosts.py", "load/bench/gpu.py", "docs/how-to/one-process.md"),
+        (
+            *("deploy/hosts/serve/", "load/bench/hosts.py", "load/bench/processes.py", "load/bench/gpu.py"),
+            "docs/how-to/one-process.md",
+        ),
         (
             ("load/bench/__main__.py", line('"hosts"')),
             ("load/bench/__main__.py", line('"gpu"')),
+            ("load/bench/__main__.py", line('"processes"')),
             ("load/bench/peers.py", r"(?<=embeddings, )hosts, "),
             ("load/bench/peers.py", r"@contextmanager\ndef serve_process\((?:.*\n)+?\n\n(?=def )"),
             ("load/bench/peers.py", r"stack\.enter_context\(serve_process\(bench, network\)\), "),

@@ -27,7 +27,7 @@ SERIES_CACHED = 1 << 16  # cached names of series: about forty models on four no
 # The series that traffic.py reads: the handlers' (handlers/metrics.py), and two of TorchServe's.
 READ = re.compile(
     r"handler_(items|item_errors|requests|outcome_seconds|worker_wait_seconds|executions|execution_seconds|refusals)_total"
-    r"|handler_(request_seconds|batch_size)_bucket"
+    r"|handler_cache_(hits|misses)_total|handler_(request_seconds|batch_size)_bucket"
     r"|handler_(batch_size|engine_wait_seconds|queue_depth|queue_age_seconds)_(sum|count)"
     r"|ts_inference_requests_total|ts_queue_latency_microseconds"
 )

@@ -111,8 +111,8 @@ class Traffic:
                     total("handler_engine_wait_seconds_count"), total("handler_worker_wait_seconds_total")
                 ),
                 **computes(),
-                "cache_hit": duration(0, 0),
-                "cache_miss": duration(0, 0),
+                "cache_hit": duration(total("handler_cache_hits_total"), 0),
+                "cache_miss": duration(total("handler_cache_misses_total"), 0),
             },
             "batch_stats": [{"batch_size": int(size), **computes(size=size)} for size in sorted(sizes, key=int)],
             "memory_usage": [],

@@ -101,10 +101,13 @@ def describe_embedder(documents: Mapping[str, Mapping[str, Any]], preferred: Seq
     return {"model_id": name, "model_type": {kind: {}}, "max_client_batch_size": most, "version": version}
 
 
-def list_models(names: Iterable[str], name: str = "") -> tuple[Mapping[str, Any], int]:
-    """Return OpenAI's list of models, or the model of that name, with the status."""
+def list_models(names: Iterable[str] | Mapping[str, str], name: str = "") -> tuple[Mapping[str, Any], int]:
+    """Return OpenAI's list of models, or the model of that name, with the status; a mapping has their states."""
+    states = names if isinstance(names, Mapping) else {}
     # Clients expect a time; no node reports one.
     found = {each: {"id": each, "object": "model", "created": 0, "owned_by": "torchserve"} for each in names}
+    for each, state in states.items():
+        found[each] |= {"state": state} if state else {}
     if not name:
         return {"object": "list", "data": [*found.values()]}, 200
     if name in found:

@@ -14,11 +14,12 @@ from typing import NamedTuple
 import numpy as np
 
 from handlers.batching import guard
+from handlers.batching.equal_items import Cache, key_of
 from handlers.batching.pending import Entry, Pending
 from handlers.batching.scheduler import Scheduler
 from handlers.config import HandlerConfig
 from handlers.errors import InvalidInput, ItemError
-from handlers.metrics import REJECTIONS, Recorder
+from handlers.metrics import CACHE_HITS, CACHE_MISSES, REJECTIONS, Recorder
 from handlers.pipeline.failures import find_excess
 from handlers.pipeline.flow import Pipeline
 from handlers.protocol.requests import Payload
@@ -36,21 +37,19 @@ OnDecoded = Callable[[Sequence[Entry]], None]
 class Arrivals:
     """Admits requests to one scheduler. The caller holds its lock."""
 
-    def __init__(self, scheduler: Scheduler, recorder: Recorder, config: HandlerConfig) -> None:
+    def __init__(
+        self, scheduler: Scheduler, recorder: Recorder, config: HandlerConfig, cache: Cache | None = None
+    ) -> None:
         self._config = config
         self._scheduler = scheduler
         self._recorder = recorder
+        self._cache = cache
         self._per_byte = 0.0  # tokens per byte of payload; 0 while every item counts as one token, as images do
 
     def admit(self, request: Pending) -> None:
         """Admit or reject a request; afterwards a request without items to decode is complete."""
-        tokens = 0.0
-        for slot in request.slots:
-            if slot.payload is not None:
-                slot.size = _count_bytes(slot.payload)
-                tokens += max(1.0, self._per_byte * slot.size)
         scheduler = self._scheduler
-        if not tokens:
+        if all(slot.payload is None for slot in request.slots):
             return
         if request.terms:
             try:
@@ -59,10 +58,37 @@ class Arrivals:
                 request.fail(ItemError.of(error))
                 return
             request.priority, request.timeout_s = terms.priority, terms.timeout_s
+        if self._cache is not None:
+            self._look_up(request, self._cache)
+        tokens = 0.0
+        for slot in request.slots:
+            if slot.payload is not None:
+                slot.size = _count_bytes(slot.payload)
+                tokens += max(1.0, self._per_byte * slot.size)
+        if not tokens:
+            if excess := find_excess(request.slots, self._config):
+                request.fail(excess)
+            return
         if rejection := scheduler.admit(request, tokens):
             request.fail(ItemError(self._config.scheduling.overload_status, rejection.reason, rejection.message))
             request.retry_after_s = rejection.retry_after_s
             self._recorder.add(REJECTIONS, 1, rejection.reason)
+
+    def _look_up(self, request: Pending, cache: Cache) -> None:
+        """Give items the results of equal ones before them."""
+        hits = misses = 0
+        for slot in request.slots:
+            if slot.payload is not None and (key := key_of(slot.payload, is_kept=False)) is not None:
+                slot.key = key
+                if (found := cache.get(key)) is None:
+                    misses += 1
+                else:
+                    hits += 1
+                    slot.payload, slot.is_cached = None, True
+                    slot.result, slot.cost = found
+        for counter, value in ((CACHE_HITS, hits), (CACHE_MISSES, misses)):
+            if value:
+                self._recorder.add(counter, value)
 
     def end_decoding(self, slots: Sequence[Entry]) -> None:
         """Pass decoded items to the scheduler, and learn the length of such payloads."""
@@ -92,9 +118,12 @@ class _Job(NamedTuple):
 
 
 class Decoder:
-    def __init__(self, pipeline: Pipeline, *, threads: int, is_threaded: bool) -> None:
-        """`is_threaded`: whether the threads decode every item, however small."""
-        self._pipeline = pipeline
+    def __init__(self, pipeline: Pipeline, *, threads: int, is_threaded: bool, is_sharing: bool) -> None:
+        """`is_threaded`: whether the threads decode every item, however small; `is_sharing`: whether equal ones share.
+
+        An item that is decoded may have changed its payload, so its key is made before.
+        """
+        self._pipeline, self._is_sharing = pipeline, is_sharing
         self._is_threaded = is_threaded
         count = max(LEAST_THREADS, threads)
         # A list of photographs leaves threads idle for later requests. Two lists take all of them: the next one that is
@@ -108,7 +137,7 @@ class Decoder:
         """Decode items and return them; the decode threads take the others, and call `on_decoded` with each."""
         small: list[Entry] = []
         for request in requests:
-            slots = [slot for slot in request.slots if slot.error is None]
+            slots = [slot for slot in request.slots if slot.is_open]
             if not self._is_threaded and sum(slot.size for slot in slots) <= LARGE_BYTES:
                 small += slots
                 continue
@@ -141,6 +170,8 @@ class Decoder:
 
     def _decode(self, slots: Sequence[Entry]) -> None:
         for slot in slots:
+            if self._is_sharing and slot.key is None and slot.payload is not None:
+                slot.key = key_of(slot.payload)
             self._pipeline.decode(slot)
         self._pipeline.prepare(slots)
 

@@ -22,6 +22,7 @@ from functools import partial
 from handlers.batching import guard
 from handlers.batching.arrivals import Arrivals, Decoder
 from handlers.batching.engine import LatencyModel, RunningBatch, Streams
+from handlers.batching.equal_items import Cache
 from handlers.batching.pending import Entry, Pending, Submitted
 from handlers.batching.policy import Policy
 from handlers.batching.scheduler import Scheduler
@@ -56,7 +57,9 @@ class Core:
         config, task.engine = task.config, choice.arrangement.whole
         self._lock = threading.Lock()
         self.on_change: Callable[[], None] = lambda: None
-        self._scheduler = Scheduler(Policy.of(config, task.overhead), _make_streams(choice))
+        self._cache = Cache(config.cache_mib * 2**20) if config.cache_mib else None
+        policy, is_caching = Policy.of(config, task.overhead), self._cache is not None
+        self._scheduler = Scheduler(policy, _make_streams(choice), is_caching=is_caching)
         self._pipeline = Pipeline(task, recorder)
         self._pending: dict[Pending, Submitted] = {}  # submitted requests until their responses are written
         # Items that ran, until their micro-batch is split.
@@ -67,9 +70,12 @@ class Core:
         self._next_check_s = 0.0
         self._expired: list[Submitted] = []
         self._is_closed = False
-        self._arrivals = Arrivals(self._scheduler, recorder, config)
+        self._arrivals = Arrivals(self._scheduler, recorder, config, self._cache)
         threads = available_threads(config.decode_threads)
-        self._decoder = Decoder(self._pipeline, threads=threads, is_threaded=inputs_of(task).in_threads)
+        is_sharing = task.is_repeatable if config.share_equal is None else config.share_equal
+        self._decoder = Decoder(
+            self._pipeline, threads=threads, is_threaded=inputs_of(task).in_threads, is_sharing=is_sharing
+        )
         streams = [Pipeline(copy_with_engine(task, part), recorder) for part in choice.arrangement.streams]
         self._threads = [guard.start("watch", self._watch)]
         self._threads += [guard.start("engine", self._run_stream, each) for each in streams or [self._pipeline]]
@@ -184,7 +190,7 @@ class Core:
             self._recorder.record([(RAN, (busy_s,))])
         with self._lock:
             # A micro-batch that was halved took longer than its size does.
-            is_whole = len(finished) == 1 and finished[0].size == len(slots)
+            is_whole = len(finished) == 1 and finished[0].size == running.size
             self._scheduler.finish(running, seconds, is_typical=is_whole)
             self._unsplit.update((slot, part) for part in finished for slot in part.slots if not slot.is_over)
             complete = self._complete(slots)
@@ -192,7 +198,7 @@ class Core:
         for part in finished:
             if all(slot.is_over for slot in part.slots):
                 # All its requests are cancelled or answered: nothing is left to split, and the micro-batch is counted.
-                part.slots.clear()
+                part.groups.clear()
                 self._pipeline.split(part)
         self._set_futures(complete)
         if not complete:
@@ -272,6 +278,7 @@ class Core:
         for slot in request.slots:
             if slot.outputs is not None:
                 self._pipeline.split_early(slot)
+                self._keep([slot])
         response = self._pipeline.pack(request, others)
         if request.number >= 0:
             with self._lock:
@@ -281,11 +288,19 @@ class Core:
         request.slots = []  # slots refer to their request: this frees both at once
         return response
 
+    def _keep(self, slots: Iterable[Entry]) -> None:
+        """Keep results for later requests."""
+        if self._cache is not None:
+            for slot in slots:
+                if slot.key is not None and slot.error is None and slot.result is not None:
+                    self._cache.put(slot.key, slot.result, slot.cost)
+
     def _split(self, part: FinishedMicroBatch[Entry]) -> None:
         """Split a micro-batch once; a thread that writes another response of it waits."""
         with part.lock:
             if not part.is_split:
                 self._pipeline.split(part)
+                self._keep([group[0] for group in part.groups])
                 part.is_split = True
         with self._lock:
             for slot in part.slots:

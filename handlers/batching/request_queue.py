@@ -9,7 +9,7 @@ or with a longer one, is due after that time: short timeouts go first, but not b
 Levels end at the first: older requests are due earlier there, and share micro-batches however long they have waited.
 """
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 from math import inf
 from typing import NamedTuple
@@ -56,7 +56,7 @@ class RequestQueue:
             request.queued += 1
         if not request.decoding:
             del self._decoding[request.number]
-            good = [each for each in request.slots if each.error is None]
+            good = [each for each in request.slots if each.is_open]
             request.work = sum(each.cost.length for each in good)
             self.ready += good
 
@@ -117,14 +117,27 @@ class RequestQueue:
         ready = dict.fromkeys(item.request for item in self.ready if not item.request.has_started)
         return (*ready, *self._decoding.values())
 
-    def rank(self, now_s: float) -> list[tuple[Rank, Entry]]:
-        """List the ready items in order: by rank, then due time, then arrival."""
+    def rank(self, now_s: float) -> tuple[list[tuple[Rank, Entry]], dict[Entry, list[Entry]]]:
+        """List the ready items in order: by rank, then due time, then arrival; and by the first one those equal to it.
+
+        The first has the others with it, so the list has only the first.
+        """
+        if len(self.ready) == 1:
+            return [((0.0, False), self.ready[0])], {}
         has_target = self._has_target
         ranked = [
             ((self._level(item.request, now_s), has_target and item.request.deadline_s < now_s), item)
             for item in self.ready
         ]
-        return sorted(ranked, key=lambda each: (each[0], each[1].request.due_s, each[1].request.number))
+        ranked.sort(key=lambda each: (each[0], each[1].request.due_s, each[1].request.number))
+        firsts, equal = dict[Hashable, Entry](), dict[Entry, list[Entry]]()
+        for _, item in ranked:
+            if item.key is not None and (first := firsts.setdefault(item.key, item)) is not item:
+                equal.setdefault(first, []).append(item)
+        if equal:
+            others = {each for items in equal.values() for each in items}
+            ranked = [each for each in ranked if each[1] not in others]
+        return ranked, equal
 
     def _level(self, request: Pending, now_s: float) -> float:
         aged = (now_s - request.arrived_s) // (AGING_TARGETS * self.patience_s)

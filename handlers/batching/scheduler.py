@@ -12,7 +12,7 @@ its own: low priorities are late because others overtake them, and that must not
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 from math import ceil, inf
@@ -45,6 +45,7 @@ class Rejection:
 class Scheduler:
     policy: Policy
     streams: Streams
+    is_caching: bool = False  # whether keys are needed when items have run
     queue: RequestQueue = field(init=False)
     _numbers: Iterator[int] = field(default_factory=count)
     # By priority, as a share of the target.
@@ -72,7 +73,7 @@ class Scheduler:
         request.deadline_s = now_s + min(policy.max_latency_s, request.timeout_s)
         request.due_s = min(request.deadline_s, now_s + queue.patience_s)
         request.expires_s = now_s + min(policy.queue_timeout_s, request.timeout_s)
-        items = sum(slot.error is None for slot in request.slots)
+        items = sum(slot.is_open for slot in request.slots)
         if queue.items and queue.items + items > policy.max_queue_items:  # an empty queue accepts any number
             message = f"{queue.items} items wait; max_queue_items is {policy.max_queue_items}."
             return Rejection("QueueFull", message, self._finish_s(queue.work_before(inf, inf, now_s), now_s))
@@ -134,24 +135,35 @@ class Scheduler:
 
     def next_batch(self, now_s: float, *, most_on_whole: int | None = None) -> RunningBatch | None:
         """Start the next micro-batch, of `most_on_whole` items if only the whole engine can be used, or return None."""
-        ready = self.queue.ready_work
-        if not ready.items or not self.streams.free:
+        if not self.queue.ready or not self.streams.free:
             return None
+        ranked, equal = self.queue.rank(now_s)
+        ready = Work(len(ranked), sum(item.cost.length for _, item in ranked))
         is_wide = most_on_whole is not None or self.streams.is_wide(*ready)
         if ready.items == 1:
-            (item,) = self.queue.ready
-            return self._begin((item,), item.cost.length, now_s, is_wide=is_wide)
+            ((_, item),) = ranked
+            return self._begin((item,), equal, item.cost.length, now_s, is_wide=is_wide)
         line = self.streams.model(is_wide=is_wide).line
         limits = BatchLimits.of(self.policy, line)
         if most_on_whole is not None:
             limits = replace(limits, max_items=min(limits.max_items, most_on_whole))
         limits = limits.share_out(ready.tokens, line, [0.0] if is_wide else self.streams.busy_s(now_s))
-        items = select_items(self.queue.rank(now_s), limits, line, now_s)
-        return self._begin(items, count_padded_tokens(items, limits.overhead), now_s, is_wide=is_wide)
+        items = select_items(ranked, limits, line, now_s)
+        return self._begin(items, equal, count_padded_tokens(items, limits.overhead), now_s, is_wide=is_wide)
 
-    def _begin(self, items: Sequence[Entry], tokens: int, now_s: float, *, is_wide: bool) -> RunningBatch:
-        self.queue.start(items)
-        return self.streams.begin(items, tokens, now_s, is_wide=is_wide)
+    def _begin(
+        self, items: Sequence[Entry], equal: Mapping[Entry, list[Entry]], tokens: int, now_s: float, *, is_wide: bool
+    ) -> RunningBatch:
+        """Begin a micro-batch of items, and of those that are equal to them."""
+        all_items = [each for item in items for each in (item, *equal.get(item, ()))] if equal else items
+        self.queue.start(all_items)
+        if not self.is_caching:
+            # From now on only a group needs a key, and a key may contain a body.
+            for item in items:
+                item.key = None
+                for each in equal.get(item, ()):
+                    item.key = each.key = id(item)
+        return self.streams.begin(all_items, len(items), tokens, now_s, is_wide=is_wide)
 
     def end_item(self, running: RunningBatch, item: Entry) -> None:
         running.ended.add(item)

@@ -19,22 +19,22 @@ from handlers.errors import (
     WrongOutput,
     where,
 )
-from handlers.pipeline.jobs import AnySlot, Slot
+from handlers.pipeline.jobs import AnySlot, Slot, fold
 
 logger = logging.getLogger(__name__)
 
 
 def isolate(slots: Sequence[AnySlot], step: Callable[[Sequence[AnySlot]], object], error: Exception) -> None:
-    """Repeat a step that failed on halves of its slots, down to single ones; if time is up, all fail at once."""
+    """Repeat a step that failed on halves of its slots, down to equal ones; if time is up, all fail at once."""
     left = [slot for slot in slots if not slot.is_over]
-    if isinstance(error, OutOfTime):
-        for slot in left:  # halves would take longer still
+    if isinstance(error, OutOfTime) or len(fold(slots)) == 1:
+        for slot in left:  # if time is up, halves would take longer still
             fail(slot, error)
-    elif left and len(slots) == 1:
-        fail(left[0], error)
     else:
-        middle = len(left) // 2
-        for half in (left[:middle], left[middle:]):
+        groups = fold(left)
+        middle = len(groups) // 2
+        for part in (groups[:middle], groups[middle:]):
+            half = [slot for group in part for slot in group]
             try:
                 if half:
                     step(half)

@@ -32,7 +32,7 @@ from handlers.engines import Outputs
 from handlers.errors import INTERNAL_ERROR, InvalidInput, ItemError, OutOfTime, ResponseTooLarge, where
 from handlers.metrics import EXECUTION_SECONDS, FAILED, OUTPUT, SUCCEEDED, Event, Recorder, execution_event, item_event
 from handlers.pipeline.failures import fail, find_excess, isolate
-from handlers.pipeline.jobs import AnySlot, Job, Slot, make_job
+from handlers.pipeline.jobs import AnySlot, Job, Slot, fold, make_job
 from handlers.pipeline.micro_batches import plan_micro_batches
 from handlers.pipeline.reply_headers import headers_of
 from handlers.pipeline.task import Reporting, Task, decode
@@ -56,13 +56,17 @@ NO_EXPLANATION = ItemError(501, "NotImplemented", "This model does not compute e
 
 @dataclass(slots=True, eq=False)
 class FinishedMicroBatch(Generic[AnySlot]):
-    slots: list[AnySlot]  # of the items that were not over before it, in order
-    outputs: Outputs  # for these items: arrays of shape (B, ...)
+    groups: list[list[AnySlot]]  # of the items that were not over before it, in order; equal ones are a group
+    outputs: Outputs  # for these groups: arrays of shape (B, ...)
     seconds: float  # of `collate` and `forward`
-    size: int  # number of all its items
+    size: int  # number of all its items that differ
     collate_s: float
     lock: threading.Lock = field(default_factory=threading.Lock)
     is_split: bool = False
+
+    @property
+    def slots(self) -> list[AnySlot]:
+        return [slot for group in self.groups for slot in group]
 
 
 class Pipeline:
@@ -204,7 +208,8 @@ class Pipeline:
         return finished
 
     def _run(self, slots: Sequence[AnySlot], listener: Callable[[AnySlot], None] | None) -> FinishedMicroBatch[AnySlot]:
-        items, task = [slot.item for slot in slots], self._reporting
+        groups, task = fold(slots), self._reporting
+        items, size = [group[0].item for group in groups], len(groups)
         started_s = time.perf_counter()
         inputs = self._task.collate(items)
         collated_s = time.perf_counter()
@@ -213,27 +218,29 @@ class Pipeline:
         else:
 
             def ended(index: int, outputs: Outputs) -> None:
-                slot = slots[index]
-                _set_times(slot, started_s, time.perf_counter(), len(slots))
-                slot.outputs, slot.is_over = outputs, True
-                listener(slot)
+                for slot in groups[index]:
+                    _set_times(slot, started_s, time.perf_counter(), size)
+                    slot.outputs, slot.is_over = outputs, True
+                    listener(slot)
 
             outputs = task.forward_reporting(inputs, items, ended)
         ended_s = time.perf_counter()
         # The responses of items that the engine ended before may be written by now.
-        left = [index for index, slot in enumerate(slots) if not slot.is_over]
-        for index in left:
-            _set_times(slots[index], started_s, ended_s, len(slots))
-        if len(left) < len(slots):
+        open_ = [[slot for slot in group if not slot.is_over] for group in groups]
+        left = [index for index, group in enumerate(open_) if group]
+        for group in open_:
+            for slot in group:
+                _set_times(slot, started_s, ended_s, size)
+        if len(left) < size:
             outputs = {name: array[left] for name, array in outputs.items()}
         seconds, collate_s = ended_s - started_s, collated_s - started_s
-        return FinishedMicroBatch([slots[index] for index in left], outputs, seconds, len(slots), collate_s)
+        return FinishedMicroBatch([open_[index] for index in left], outputs, seconds, size, collate_s)
 
     def split(self, micro_batch: FinishedMicroBatch[AnySlot]) -> None:
         """Replace the items of a micro-batch by their results, and count it."""
         started_s = time.perf_counter()
-        if micro_batch.slots:
-            self._split(micro_batch.slots, micro_batch.outputs)
+        if micro_batch.groups:
+            self._split(micro_batch.groups, micro_batch.outputs)
         output_s = time.perf_counter() - started_s
         phases = (micro_batch.collate_s, micro_batch.seconds - micro_batch.collate_s, output_s)
         values = (*phases, micro_batch.seconds, micro_batch.size)
@@ -244,20 +251,22 @@ class Pipeline:
         outputs, slot.outputs = slot.outputs, None
         if outputs is not None:
             started_s = time.perf_counter()
-            self._split([slot], outputs)
+            self._split([[slot]], outputs)
             self._recorder.add(EXECUTION_SECONDS, time.perf_counter() - started_s, str(slot.batch_size), OUTPUT)
 
-    def _split(self, slots: Sequence[Slot], outputs: Outputs) -> None:
-        items = [slot.item for slot in slots]
+    def _split(self, groups: Sequence[Sequence[Slot]], outputs: Outputs) -> None:
+        items = [group[0].item for group in groups]
         try:
-            for slot, result in list(zip(slots, self._task.split(outputs, items), strict=True)):
-                if isinstance(result, ItemError):
-                    slot.fail(result)
-                else:
-                    slot.item, slot.result = None, result
+            for group, result in list(zip(groups, self._task.split(outputs, items), strict=True)):
+                for slot in group:
+                    if isinstance(result, ItemError):
+                        slot.fail(result)
+                    else:
+                        slot.item, slot.result = None, result
         except Exception as error:
-            for slot in slots:
-                fail(slot, error)
+            for group in groups:
+                for slot in group:
+                    fail(slot, error)
 
     def pack(self, job: Job[AnySlot], others: int | None = None) -> Response:
         """Write the response to a request, and count it and its items; `others` are requests beside it in a worker."""

@@ -1,6 +1,6 @@
 """A request at work: a Slot for each item, from its payload to its result. Pure."""
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
@@ -28,6 +28,13 @@ class Slot:
     # Its micro-batch returns nothing for it: the engine has ended it early, or its request was cancelled.
     is_over: bool = False
     outputs: Mapping[str, NDArray[Any]] | None = field(default=None, repr=False)  # (1, ...), if it has ended early
+    key: Hashable = None  # items of equal keys have equal results; None if that is unknown
+    is_cached: bool = False  # its result is of an earlier request
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it has neither an error nor the result of an earlier request."""
+        return self.error is None and not self.is_cached
 
     def fail(self, error: ItemError) -> None:
         self.payload = self.item = self.result = None
@@ -54,3 +61,11 @@ def make_job(arrived_s: float, request: Request) -> Job[Slot]:
 
 def make_slots(request: Request, kind: type[AnySlot]) -> list[AnySlot]:
     return [kind(each) if isinstance(each, Payload) else kind(error=each) for each in request.payloads]
+
+
+def fold(slots: Sequence[AnySlot]) -> list[list[AnySlot]]:
+    """Group the slots of equal items, in the order of the first of each group."""
+    groups = dict[object, list[AnySlot]]()
+    for slot in slots:
+        groups.setdefault(slot if slot.key is None else (slot.key,), []).append(slot)
+    return [*groups.values()]

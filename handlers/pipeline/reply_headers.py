@@ -12,6 +12,7 @@ VERSION_HEADER = "X-Model-Version"  # header with the model's version, for clien
 RETRY_AFTER_MS = "Retry-After-Ms"
 # Header of an answer to X-Model-Metadata: a rollout waits for 0 before it removes an adaptive version.
 IN_FLIGHT = "X-In-Flight"
+CACHE_HEADER = "X-Cache"  # "hit" if the cache had the results of all items
 
 
 def headers_of(
@@ -27,6 +28,8 @@ def headers_of(
         headers |= GRPC_HEADERS
     if others is not None and isinstance(job.form, Metadata):
         headers[IN_FLIGHT] = str(others)
+    if job.slots and all(slot.is_cached for slot in job.slots):
+        headers[CACHE_HEADER] = "hit"
     if job.retry_after_s is not None:
         # Retry-After has whole seconds; a client that reads the other header waits no longer than needed.
         after_ms = max(1, ceil(1000 * job.retry_after_s))

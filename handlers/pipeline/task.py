@@ -35,6 +35,8 @@ class Hooks(abc.ABC, Generic[Config, Item]):
     staged_files: ClassVar[tuple[str, ...]] = ()  # names or patterns of files beside the model's configuration
     overhead: Overhead = OVERHEAD  # cost of one more micro-batch
 
+    is_repeatable: bool = True  # whether the results of equal items are equal, so that one may serve all
+
     config: Config
     engine: Engine
     model_dir: Path

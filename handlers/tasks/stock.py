@@ -37,6 +37,7 @@ class StockHandler(BatchHandler[StockConfig, OriginalRow]):
 
     config_class = StockConfig
     inputs = Inputs(frozenset({"data"}), in_threads=False)
+    is_repeatable = False  # the old handler decides
 
     class AsReturned:
         """The form of an answer that the old handler has written."""

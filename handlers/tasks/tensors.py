@@ -1,8 +1,10 @@
 """A model of the user's own: tensors in, tensors out."""
 
 import logging
+import zipfile
 from collections.abc import Sequence
 from dataclasses import replace
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,11 @@ logger = logging.getLogger(__name__)
 
 # OpenVINO's CPU plugin computes these in 32 bits, and cuts numbers off without an error: 2**40 + 3 becomes 3.
 OPENVINO_COMPUTES_IN = {"INT64": "INT32", "UINT64": "INT32"}
+# Names of operations with random results in files of OpenVINO, ONNX, torch.export and TorchScript.
+RANDOM = (
+    *(b"RandomUniform", b"RandomNormal", b"Multinomial", b"Bernoulli"),
+    *(prefix + name for prefix in (b"aten.", b"torch.") for name in (b"rand", b"normal", b"multinomial", b"bernoulli")),
+)
 MOST_SIZES = 10_000  # accepted sizes of rows that are remembered
 
 
@@ -55,6 +62,7 @@ class TensorsHandler(BatchHandler[TensorsConfig, Row]):
 
     def load(self) -> Engine:
         engine, self.signature = load_model(self.model_dir, self.config, self.device, uses_torch=self.uses_torch)
+        self.is_repeatable = not isinstance(engine, FunctionEngine) and not has_random(self.model_dir)
         self.rows = Rows(self.signature)
         has_free_sizes = any(tensor.free for tensor in self.signature.inputs.values())
         self._graph = engine if has_free_sizes and isinstance(engine, OpenVinoEngine) else None
@@ -139,6 +147,19 @@ class TensorsHandler(BatchHandler[TensorsConfig, Row]):
     def split(self, outputs: Outputs, items: Sequence[Row]) -> Sequence[Any]:
         """Return the outputs of each row, by the model's names, with the batch dimension."""
         return self.rows.split_outputs(outputs, items, self.outputs)
+
+
+def has_random(folder: Path) -> bool:
+    """Whether a file of the model names an operation with random results."""
+    for path in filter(Path.is_file, (folder / name for name in (GRAPH, ONNX, EXPORTED))):
+        with path.open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as data:
+            if any(data.find(name) >= 0 for name in RANDOM):
+                return True
+    if not (folder / SCRIPTED).is_file():
+        return False
+    with zipfile.ZipFile(folder / SCRIPTED) as program:  # its code is compressed
+        code = b"".join(program.read(name) for name in program.namelist() if name.endswith(".py"))
+    return any(name in code for name in RANDOM)
 
 
 def load_model(folder: Path, config: TensorsConfig, device: Device, *, uses_torch: bool) -> tuple[Engine, Signature]:

@@ -45,6 +45,7 @@ PARTS = {
     "int8": Part("load.bench.int8:measure", ("int8",)),
     "gpu": Part("load.bench.gpu:measure", is_plain=False),
     "hosts": Part("load.bench.hosts:measure", is_plain=False),
+    "processes": Part("load.bench.processes:measure", is_plain=False),
     "peers": Part("load.bench.peers:measure", ("peers", "pytriton", "infinity"), is_plain=False),
 }
 PLAIN = [name for name, part in PARTS.items() if part.is_plain]

@@ -98,7 +98,7 @@ def build(
     return archive.path
 
 
-def copy_with(built: Path, name: str, mode: str | None = None, **settings: str | int) -> str:
+def copy_with(built: Path, name: str, mode: str | None = None, **settings: str | float) -> str:
     """Copy an archive's folder as links with other `settings` and `mode` (None keeps it); return its name."""
     path = built.with_name(name) / "model-config.yaml"
     shutil.copytree(built, path.parent, copy_function=os.link)

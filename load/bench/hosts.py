@@ -7,7 +7,7 @@ each is started again -> seconds to its first response
 import asyncio
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import product
 from math import inf
@@ -16,6 +16,7 @@ from pathlib import Path
 import aiohttp
 import psutil
 
+from deploy.loader import manifest_of
 from deploy.nodes.run.server import Server
 from load.bench import archives, peer_process, samples
 from load.bench.archives import CPU_ONLY, WINDOW
@@ -38,11 +39,17 @@ PATIENCE_S = 60.0
 
 @contextmanager
 def serve_one(
-    folder: Path, inputs: Inputs, headers: Mapping[str, str] | None = None, gpu: int | None = None
+    folder: Path,
+    inputs: Inputs,
+    headers: Mapping[str, str] | None = None,
+    gpu: int | None = None,
+    words: Sequence[str] = (),
 ) -> Iterator[PeerProcess]:
+    """Serve an archive; `words` are other archives and options."""
     device = () if gpu is None else ("--gpu", str(gpu))
-    command = ("python", "-W", "ignore", "-m", "deploy.hosts.serve", str(folder), *device, "--port")
-    peer = Peer(ONE, sys.prefix, command, f"predictions/{folder.name}", headers=headers or {})
+    command = ("python", "-W", "ignore", "-m", "deploy.hosts.serve", str(folder), *words, *device, "--port")
+    name = manifest_of(folder)["model"]["modelName"]
+    peer = Peer(ONE, sys.prefix, command, f"predictions/{name}", headers=headers or {})
     with peer_process.start(peer, inputs.items[0].body) as running:
         yield running
 

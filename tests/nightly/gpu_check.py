@@ -25,23 +25,29 @@ from typing import Any
 
 import numpy as np
 import orjson
+import psutil
 import pytest
 import torch
 import torchvision
 import transformers
 import yaml
-from PIL import Image
+from PIL import Image, ImageFile
 from safetensors.torch import save_file
 
 from deploy.archives.tasks import task_class
 from handlers.archive_files import BUILD
 from handlers.engines import available_threads
+from handlers.pipeline.task import decode as decode_payload
 from handlers.protocol.requests import Payload
 from handlers.warm_up import decode_items
 from load.bench import archives, gpu, samples
+from load.bench.contender import Endpoint
+from load.bench.hosts import serve_one
+from load.bench.processes import wait_for_all
 from load.bench.rounds import Bench
 from load.bench.table import ratios
 from load.bench.texts import CHECKPOINT, NO_CHECKPOINT, TRANSLATION
+from load.generate import ClosedLoop
 from tests.handlers.cpu_graphs import use_graphs
 from tests.handlers.serving import started
 
@@ -52,6 +58,7 @@ JSON, PREPARED = Path("build/gpu.json"), Path("build/gpu-archives")
 TOTAL_S, SLOWER = 570.0, 10 if IS_DRY else 1
 # Micro-batches of texts of random lengths; items of others, and how often these run.
 SHAPES, ROWS, WARM_UPS, REPEATS = (2, (1, 3), 1, 2) if IS_DRY else (100, (1, 16, 64), 3, 50)
+PROCESSES, CLIENTS, SETTLE_S = ((1, 2), 4, 0.5) if IS_DRY else ((1, 2, 4, 8), 64, 3.0)
 CHANCE = np.random.default_rng(0)
 Figures = Iterator[tuple[str, Any]]
 
@@ -144,16 +151,51 @@ def speed(store: Path) -> Figures:
 def images(store: Path) -> Figures:
     """Time decoding on threads, whose rate shows where these wait for each other, and nvJPEG, whose pixels differ."""
     handler, bodies = load(store, IMAGES, "off"), samples.photographs() * (1 if IS_DRY else 50)
-    for threads in sorted({1, 4, available_threads(0)}):
+    counts, intervals_s = sorted({1, 4, available_threads(0)}), (sys.getswitchinterval(), 0.0005)
+    for threads, interval_s, block in product(counts, intervals_s, (ImageFile.MAXBLOCK, 1 << 20)):
+        sys.setswitchinterval(interval_s)
+        ImageFile.MAXBLOCK = block
         with ThreadPoolExecutor(threads) as pool:
-            took_s = rate_s(lambda: list(pool.map(partial(decode, handler), map(Payload, bodies))))
-        yield f"decoding on {threads} threads, images/s", len(bodies) / took_s
+            took_s = rate_s(lambda: list(pool.map(partial(decode_payload, handler), map(Payload, bodies))))
+        what = f"decoding on {threads} threads, switched every {1000 * interval_s:g} ms, blocks of {block >> 10} KiB"
+        yield f"{what}, images/s", len(bodies) / took_s
     files = [torch.frombuffer(bytearray(body), dtype=torch.uint8) for body in bodies]
     decode = partial(torchvision.io.decode_jpeg, files, device=str(handler.device))
     yield "nvJPEG without resizing, images/s", len(bodies) / rate_s(decode)
     pillow = np.asarray(Image.open(io.BytesIO(bodies[0]))).transpose(2, 0, 1).astype(int)
     levels = np.abs(decode()[0].cpu().numpy() - pillow)
     yield "nvJPEG, most levels from Pillow's, share over one", [int(levels.max()), float((levels > 1).mean())]
+
+
+def processes(store: Path) -> Figures:
+    """Time processes that share the GPU behind one port, and their memory; each has its own copy of the model."""
+    for name, count in product(MODELS, PROCESSES):
+        folder = store / f"{name}-{count}"
+        archives.copy_with(store / name, folder.name, cuda_graph_seconds=5.0)
+        inputs = samples.images() if name == IMAGES else samples.singles(samples.texts())
+        before = gpu_bytes()
+        words = ("--processes", str(count))
+        with serve_one(folder, inputs, gpu=None if IS_DRY else 0, words=words) as server:
+            wait_for_all(server, count)
+            ours = Endpoint(name, server.url, inputs)
+            ours.run(ClosedLoop(CLIENTS), SETTLE_S, 0.0)
+            found = ours.run(ClosedLoop(CLIENTS), 2.0, 0.5)
+            memory = [gpu_bytes() - before, sum(memory_of(each) for each in psutil.Process(server.pid).children())]
+        title = f"{name}, {CLIENTS} clients, {count} processes"
+        yield f"{title}, items/s, ms p50", [found.per_s, found.p50_ms]
+        yield f"{title}, MiB of each on the GPU, and beside it", [each / count / 2**20 for each in memory]
+
+
+def gpu_bytes() -> int:
+    """Return the used memory of the GPU, of all processes."""
+    if IS_DRY:
+        return 0
+    free, every = torch.cuda.mem_get_info()
+    return every - free
+
+
+def memory_of(process: psutil.Process) -> int:
+    return int(process.memory_full_info().pss)
 
 
 def translation(store: Path) -> Figures:
@@ -186,7 +228,7 @@ def http(store: Path) -> Figures:
 
 
 # Each step and its limit in seconds.
-STEPS = {build: 60, tests: 90, speed: 150, images: 40, translation: 60, http: 240}
+STEPS = {build: 60, tests: 90, speed: 150, images: 50, processes: 150, translation: 60, http: 240}
 
 
 def run_step(name: str, limit_s: float, store: str) -> dict[str, Any]:

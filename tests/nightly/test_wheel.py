@@ -75,12 +75,12 @@ def installed(wheel: Installed) -> Iterator[Installed]:
     assert listed() == before
 
 
-def answers(package: Installed, folder: Path, *archives: Path) -> None:
+def answers(package: Installed, folder: Path, *words: str | Path, model: str = "colours") -> None:
     """Serve in a folder until a request is answered."""
     (port,) = free_ports(1)
-    program = [str(each) for each in (package.bin / "torchserve-batching", "serve", *archives, "--port", port)]
+    program = [str(each) for each in (package.bin / "torchserve-batching", "serve", *words, "--port", port)]
     server = subprocess.Popen(program, cwd=folder, env=VARIABLES)
-    url = f"http://127.0.0.1:{port}/predictions/colours"
+    url = f"http://127.0.0.1:{port}/predictions/{model}"
 
     def is_answered() -> bool:
         with suppress(requests.ConnectionError):
@@ -116,6 +116,24 @@ def test_base_serves_an_archive_and_names_the_extra_of_each_other_command(
         line = f"torchserve-batching: {command} needs more packages: pip install 'torchserve-batching[{extra}]'\n"
         assert (done.returncode, done.stderr) == (1, line)
     answers(base, tmp_path, tmp_path / "demo" / "model_store" / "colours.mar")
+
+
+def test_base_serves_processes_several_archives_and_a_folder_from_an_empty_one(
+    installed: Installed, base: Installed, tmp_path: Path
+) -> None:
+    installed.run("init", "demo", cwd=tmp_path)
+    demo, empty = tmp_path / "demo", tmp_path / "empty"
+    empty.mkdir()
+    models = demo / "models.yaml"
+    shutil.copytree(demo / "colours", demo / "shades")
+    models.write_text(models.read_text() + models.read_text().replace("colours:", "shades:"))
+    installed.run("archive", "--all", cwd=demo)
+    both = [demo / "model_store" / f"{name}.mar" for name in ("colours", "shades")]
+    answers(base, empty, both[0], "--processes", "2")
+    for name in ("colours", "shades"):
+        answers(base, empty, *both, model=name)
+        answers(base, empty, "--store", demo / "model_store", model=name)
+    assert [*empty.iterdir()] == []
 
 
 def test_bench_with_environments_of_a_clone_is_refused(installed: Installed, tmp_path: Path) -> None:

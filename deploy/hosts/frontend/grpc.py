@@ -19,8 +19,10 @@ from handlers.errors import InvalidInput
 from handlers.protocol import wire
 from handlers.protocol.codings import decompress
 from handlers.protocol.grpc_inference import parse
-from handlers.protocol.statuses import INVALID_ARGUMENT, meaning_of
+from handlers.protocol.statuses import INVALID_ARGUMENT, UNIMPLEMENTED, meaning_of
 
+# Triton's methods of a repository -> their actions; only one process has them.
+REPOSITORY_METHODS = {"RepositoryIndex": "", "RepositoryModelLoad": "load", "RepositoryModelUnload": "unload"}
 CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 
@@ -45,12 +47,13 @@ def _method(name: str) -> Any:
                 return _received(await _infer(self.models, message, grpc_context), grpc_context)
             asked = getattr(messages_pb2, f"{name}Request").FromString(message)
             answered = getattr(messages_pb2, f"{name}Response")()
-            found = await self.models.describe(name, getattr(asked, "name", ""), getattr(asked, "version", ""))
+            if name in REPOSITORY_METHODS:
+                found = await _manage(self.models, name, asked)
+            else:
+                found = await self.models.describe(name, getattr(asked, "name", ""), getattr(asked, "version", ""))
             return Written(ParseDict(found, answered, ignore_unknown_fields=True).SerializeToString())
-        except RequestError as error:
-            return fail(grpc_context, error.grpc_status, str(error))
-        except InvalidInput as error:
-            return fail(grpc_context, meaning_of(error.code).grpc, str(error))
+        except (RequestError, Rejected, InvalidInput) as error:
+            return fail(grpc_context, *_explain(error))
         except DecodeError:
             return fail(grpc_context, INVALID_ARGUMENT, f"The message is not a valid {name}Request.")
         except Exception as error:
@@ -61,7 +64,26 @@ def _method(name: str) -> Any:
     return call
 
 
-for _name in wire.GRPC_METHODS:
+def _explain(error: Exception) -> tuple[int, str]:
+    """Return the status and the message of a rejected request."""
+    if isinstance(error, RequestError):
+        return error.grpc_status, str(error)
+    status, message = (error.args[0].status, error.args[0].message) if isinstance(error, Rejected) else (0, str(error))
+    return meaning_of(status or getattr(error, "code", 500)).grpc, message
+
+
+async def _manage(models: Models, method: str, asked: Any) -> dict[str, Any]:
+    """Answer a method of a repository."""
+    if models.repository is None:
+        raise RequestError(400, f"{method}: this server has no repository", UNIMPLEMENTED)
+    if method == "RepositoryIndex":
+        return {"models": models.repository.index(is_ready=asked.ready)}
+    parameters = {name: getattr(each, each.WhichOneof("parameter_choice")) for name, each in asked.parameters.items()}
+    await models.repository.manage(REPOSITORY_METHODS[method], asked.model_name, parameters)
+    return {}
+
+
+for _name in (*wire.GRPC_METHODS, *REPOSITORY_METHODS):
     setattr(Service, _name, _method(_name))
 
 

@@ -133,6 +133,11 @@ class Replica:
         await asyncio.to_thread(self._core.close)
         await asyncio.to_thread(self._handler.reporter.stop)
 
+    def unload(self) -> None:
+        """Let go of the archive and its model, which is closed."""
+        self._loaded.close()
+        del self._handler, self._core
+
     async def _run(self, arrival: Arrival) -> Response:
         (future,) = self._core.submit([arrival])
         del arrival  # its body

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.parse import parse_qs
 
+from deploy.hosts.frontend import repository
 from deploy.hosts.frontend.forms import Parsed
 from deploy.hosts.frontend.http import (
     HOLD,
@@ -50,6 +51,7 @@ _INFERENCE = (
 )
 _MODEL = re.compile(f"{_V2}(?:/(?P<question>config|ready|stats))?")
 _QUESTIONS = {None: "ModelMetadata", "config": "ModelConfig", "ready": "ModelReady", "stats": "ModelStatistics"}
+LOADS = "load"  # of METADATA_HEADER: to load a model that is not loaded
 MOST_INFLATING = 2  # large bodies at once
 _INFLATERS = ThreadPoolExecutor(MOST_INFLATING, "reader_inflating")
 _SERVER = {"/v2": "ServerMetadata", "/v2/health/live": "ServerLive", "/v2/models/stats": "ModelStatistics"}
@@ -75,10 +77,22 @@ class Models:
         #: The bytes of all requests, by HTTP and by gRPC; one request alone must fit.
         self.memory = Memory(max(memory_bytes, 3 * body_bytes))
         self._inflating = asyncio.Semaphore(MOST_INFLATING)
-        self.names, self.body_bytes, self._replicas, self._preferred = list(replicas), body_bytes, replicas, preferred
+        self.body_bytes, self._replicas, self._preferred = body_bytes, replicas, preferred
+        self.repository: repository.Repository | None = None  #: of models that are loaded at their first request
         self.is_draining = False  #: whether the process is about to end, and so not ready
         #: The model of /invocations, or "" if the request must name it.
         self.invoked = invocations or (self.names[0] if len(replicas) == 1 else "")
+
+    @property
+    def names(self) -> list[str]:
+        return [*self._replicas]
+
+    @property
+    def states(self) -> dict[str, str]:
+        """The models, with the states of those that are loaded by request."""
+        if self.repository is None:
+            return dict.fromkeys(self.names, "")
+        return {each["name"]: each["state"] for each in self.repository.index()}
 
     async def predict(
         self, name: str, version: str, headers: Mapping[str, str], body: bytes, path: str = ""
@@ -115,8 +129,8 @@ class Models:
 
     async def find_only(self, path: str) -> str:
         """Find the only model for a request that names none; "" without one."""
-        if path not in wire.NAMELESS:
-            return ""
+        if path not in wire.NAMELESS or self.repository is not None:
+            return ""  # which models of a repository are of that kind is known once they are loaded
         return description.find_only(path, await self._documents(), self._preferred)
 
     async def describe_embedder(self) -> dict[str, Any]:
@@ -131,13 +145,15 @@ class Models:
         if method == "ServerLive":
             return {"live": True}
         if method == "ServerMetadata":
-            return description.describe_server()
+            return description.describe_server(*(["model_repository"] if self.repository else []))
         if method == "ServerReady":
-            return {"ready": not self.is_draining and all([await self._metadata(each) for each in self.names])}
+            needed = [] if self.repository else self.names
+            return {"ready": not self.is_draining and all([await self._metadata(each) for each in needed])}
         is_of_all = method == "ModelStatistics" and not name
         if name not in self._replicas and not is_of_all:
             raise unknown_model(name)
-        document = {} if is_of_all else await self._metadata(name)
+        how = LOADS if method in ("ModelMetadata", "ModelConfig") else "1"
+        document = {} if is_of_all else await self._metadata(name, how)
         own = str(document.get("version") or "")
         if document and version and strip_zeros(version) != strip_zeros(own):
             raise unknown_version(name, version, own)
@@ -151,9 +167,9 @@ class Models:
             return {"config": description.configuration(name, document)}
         return description.metadata(name, [own], document)
 
-    async def _metadata(self, name: str) -> dict[str, Any]:
+    async def _metadata(self, name: str, how: str = "1") -> dict[str, Any]:
         """Return a model's metadata; empty if no replica answers."""
-        answer = await self._replicas[name]("", {wire.METADATA_HEADER: "1"}, b"", "")
+        answer = await self._replicas[name]("", {wire.METADATA_HEADER: how}, b"", "")
         found: dict[str, Any] = json.loads(answer.body) if answer is not None and answer.status == 200 else {}
         return found
 
@@ -204,6 +220,8 @@ class Routes(Application):
             paths = (path, headers.get(wire.ORIGINAL_PATH_HEADER, ""))
             asked = next((each for each in paths if each.startswith("/v2/")), "")
             return await models.predict(found["model"], found["version"] or "", headers, body, asked)
+        if models.repository and scope["method"] == "POST" and path.startswith(repository.PREFIX):
+            return document(await repository.answer(models.repository, path, body))
         check_method(scope["method"], path)
         if path == "/invocations":
             query = parse_qs(scope.get("query_string", b"").decode("latin-1"))
@@ -215,7 +233,10 @@ class Routes(Application):
     async def _described(self, method: str, path: str) -> Response:
         """Answer a request that describes the server or its models."""
         if path == "/v1/models" or path.startswith("/v1/models/"):
-            return document(*description.list_models(self.models.names, path[11:]))
+            return document(*description.list_models(self.models.states, path[11:]))
+        if path == "/v2/models":
+            states = {"states": self.models.states} if self.models.repository else {}
+            return document({"models": self.models.names, **states})  # KServe's form
         if path in _SERVER or path == "/info":
             models = self.models
             return document(await (models.describe(_SERVER[path]) if path in _SERVER else models.describe_embedder()))

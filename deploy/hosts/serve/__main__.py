@@ -3,7 +3,9 @@
 ports bound -> archive loaded -> HTTP, and gRPC -> SIGTERM: not ready -> idle or late -> the end
 """
 
+import argparse
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -36,14 +38,16 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--processes", type=_count, help="processes that share the ports, or `auto`; SIGHUP replaces them one by one"
     )
+    words = "folder of archives NAME.mar, each loaded at its first request"
+    parser.add_argument("--store", type=Path, metavar="FOLDER", help=words)
+    words = "memory above which --store unloads idle models; no limit by default"
+    parser.add_argument("--most-memory", type=_bytes, metavar="8GiB", help=words)
     parser.add_argument("--gpu", type=int, help="number of the GPU; the processor by default")
     parser.add_argument("--config", type=Path, help="YAML of limits: docs/how-to/one-process.md")
     parser.add_argument("--access-log", type=Path, metavar="FILE", help="append a JSON line for each request")
     options = parser.parse_intermixed_args(arguments)
     # A build runs before this process takes the signals.
-    if code := run_command(
-        "serve", lambda: setattr(options, "archives", [*map(_find_archive, options.archives)]), NotServed
-    ):
+    if code := run_command("serve", lambda: _find_archives(options), NotServed):
         return code
     if (member := Member.of_environment()) and member.cores:
         os.sched_setaffinity(0, member.cores)
@@ -56,6 +60,28 @@ def _count(text: str) -> int:
     """Read a number of processes; 0 for `auto`."""
     count: int = 0 if text == "auto" else number(int, 1, 1024)(text)
     return count
+
+
+def _bytes(text: str) -> int:
+    """Read a number of bytes, such as 512MiB."""
+    if not (found := re.fullmatch(r"(\d+(?:\.\d+)?) ?([KMGT]i?B?|B?)", text, re.IGNORECASE)):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size such as 8GiB")
+    return int(float(found[1]) * 1024 ** " KMGT".find(found[2][:1].upper().strip("B") or " "))
+
+
+def _find_archives(options: Any) -> None:
+    if options.store is None:
+        if options.most_memory is not None:
+            raise NotServed("--most-memory needs --store FOLDER")
+        options.archives = [*map(_find_archive, options.archives)]
+        return
+    if options.archives != [""]:
+        raise NotServed("either archives or --store FOLDER, which has them")
+    if options.processes is not None:
+        raise NotServed("--store serves in one process; leave --processes out")
+    if not options.store.is_dir():
+        raise NotServed(f"no folder {options.store}")
+    options.archives = []
 
 
 def _read_limits(path: Path | None) -> Any:

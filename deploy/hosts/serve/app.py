@@ -6,7 +6,6 @@ every other                                                  -> deploy.hosts.fro
 
 import asyncio
 import json
-import os
 import socket
 from collections import Counter
 from collections.abc import Mapping
@@ -17,14 +16,16 @@ from typing import Any
 
 from deploy.hosts.frontend.http import WHOLE, Message, Receive, Response, document, no_version, reject
 from deploy.hosts.frontend.replica import Replica
-from deploy.hosts.frontend.routes import Models, Routes
+from deploy.hosts.frontend.routes import LOADS, Models, Routes
 from deploy.hosts.serve.access_log import REQUEST_ID, AccessLog, id_of
 from deploy.hosts.serve.connection import RUNNING
 from deploy.hosts.serve.limits import HostLimits
+from deploy.hosts.serve.store import Predictions, Store, Use
 from deploy.hosts.serve.totals import Counters, Totals
 from deploy.protocol.rejections import BUSY, DRAINING, Rejection
 from handlers.protocol.wire import METADATA_HEADER
 
+BODY_BYTES = 8 << 20  # of a body until a model of a store is loaded: the largest default of a task
 SAMPLES = 21  # runs of the model's own sample that are timed
 HTTP_S = 0.00015  # seconds of Python around a model: a connection's parser, routes, and the writing of an answer
 
@@ -32,8 +33,11 @@ HTTP_S = 0.00015  # seconds of Python around a model: a connection's parser, rou
 class Host(Routes):
     log: AccessLog | None = None
 
-    def __init__(self, replicas: Mapping[Path, Replica], totals: Totals, limits: HostLimits) -> None:
-        """`replicas` of archives."""
+    def __init__(
+        self, replicas: Mapping[Path, Replica], totals: Totals, limits: HostLimits, store: Store | None = None
+    ) -> None:
+        """`replicas` of archives, or a store that loads them by request."""
+        self._store = store
         self._replicas = {replica.name: replica for replica in replicas.values()}
         self._archives = {replica.name: archive.name for archive, replica in replicas.items()}
         self.totals = totals
@@ -42,12 +46,22 @@ class Host(Routes):
         self._started = datetime.now(UTC).isoformat(timespec="milliseconds")
         self._running = Counter[str]()  # the requests of each model that run or wait
         self.calls: asyncio.Future[Any] | None = None  # the end of gRPC's
-        predict = {name: partial(self._predict, replica) for name, replica in self._replicas.items()}
-        most_bytes = max(replica.max_body_bytes for replica in self._replicas.values())
+        predict: Mapping[str, Any] = {name: partial(self._predict, each) for name, each in self._replicas.items()}
+        if store is not None:
+            predict = Predictions(store, lambda model: partial(self._predict_stored, Use(store, model)))
+            store.on_load = self._learn_limit
+        most_bytes = max((replica.max_body_bytes for replica in self._replicas.values()), default=BODY_BYTES)
         super().__init__(Models(predict, None, most_bytes, memory_bytes=limits.memory_bytes), self._close_all)
+        self.models.repository = store
+
+    def _learn_limit(self, replica: Replica) -> None:
+        self.models.body_bytes = max(self.models.body_bytes, replica.max_body_bytes)
+        self.memory.most_bytes = max(self.memory.most_bytes, 3 * self.models.body_bytes)
 
     async def _close_all(self) -> None:
         await asyncio.gather(*(replica.close() for replica in self._replicas.values()))
+        if self._store is not None:
+            await self._store.close()
 
     async def close(self) -> None:
         """End the models after the last call, which needs them."""
@@ -87,6 +101,14 @@ class Host(Routes):
         finally:
             self._running[replica.name] -= 1
 
+    async def _predict_stored(
+        self, model: Use, version: str, headers: Mapping[str, str], *rest: Any
+    ) -> Response | None:
+        if model.is_unloaded and headers.get(METADATA_HEADER, LOADS) != LOADS:
+            return None  # to describe a model does not load it
+        async with model as replica:
+            return await self._predict(replica, version, headers, *rest)
+
     def _described_model(self, method: str, names: list[str]) -> Response:
         """Response TorchServe's read-only management API."""
         if self.models.is_draining:
@@ -95,25 +117,33 @@ class Host(Routes):
             words = "This host serves the archives of its start; start another for others."
             return reject(Rejection(405, "MethodNotAllowedException", words))
         if not names:
-            listed = [{"modelName": name, "modelUrl": archive} for name, archive in self._archives.items()]
-            return document({"models": listed})
-        replica = self._replicas.get(names[0])
+            return document({"models": self._listed()})
+        stored = self._store.find(names[0]) if self._store is not None else None
+        replica = stored.replica if stored is not None else self._replicas.get(names[0])
         if replica is None:
-            return reject(Rejection(404, "ModelNotFoundException", f"Model not found: {names[0]}"))
+            words = f"Model not found: {names[0]}"
+            return document([stored.describe()]) if stored else reject(Rejection(404, "ModelNotFoundException", words))
         if len(names) > 2 or names[1:] not in ([], ["all"], [str(replica.version)]):
             return no_version(replica.name, "/".join(names[1:]))
         return document([self._document(replica)])
 
+    def _listed(self) -> list[dict[str, str]]:
+        listed = [{"modelName": name, "modelUrl": archive} for name, archive in self._archives.items()]
+        stored = self._store or ()
+        return listed + [{"modelName": e.name, "modelUrl": e.archive.name, "state": e.state} for e in stored]
+
     def _document(self, replica: Replica) -> dict[str, Any]:
         name, running = replica.name, self._running[replica.name]
-        worker = {
-            **{"id": "9000", "startTime": self._started, "status": "READY", "pid": os.getpid()},
-            **{"memoryUsage": 0, "gpu": replica.is_on_gpu, "gpuUsage": "N/A"},
-        }
+        url = self._archives.get(name, f"{name}.mar")
+        shared = {"memoryUsage": 0, "gpu": replica.is_on_gpu, "gpuUsage": "N/A"}
+        workers = [
+            {"id": str(9000 + place), "startTime": self._started, "status": "READY", "pid": pid, **shared}
+            for place, pid in enumerate(self.totals.pids())
+        ]
         return {
-            **{"modelName": name, "modelVersion": str(replica.version), "modelUrl": self._archives[name]},
-            **{"runtime": "python", "minWorkers": 1, "maxWorkers": 1, "batchSize": replica.window, "maxBatchDelay": 0},
-            **{"loadedAtStartup": True, "workers": [worker]},
+            **{"modelName": name, "modelVersion": str(replica.version), "modelUrl": url},
+            **{"runtime": "python", "minWorkers": len(workers), "maxWorkers": len(workers)},
+            **{"batchSize": replica.window, "maxBatchDelay": 0, "loadedAtStartup": True, "workers": workers},
             "jobQueueStatus": {"remainingCapacity": self._most - self._running.total(), "pendingRequests": running},
         }
 
@@ -128,6 +158,8 @@ class Host(Routes):
 
     def summary(self) -> dict[str, str]:
         """Return the rows that `make serve` prints, too."""
+        if self._store is not None:
+            return {"Model": ", ".join(f"{each.name} (loads at its first request)" for each in self._store) or "-"}
         found = [(each, each.metadata) for each in self._replicas.values()]
         return {
             "Model": ", ".join(f"{each.name} {each.version}" for each, _ in found),

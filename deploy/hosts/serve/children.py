@@ -1,12 +1,19 @@
 """A supervisor's view of its processes, and the relay of a connection to one, as gRPC's library takes none."""
 
 import asyncio
+import json
 import socket
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from deploy.hosts.serve.doors import ALIVE
+from deploy.hosts.serve.totals import PROCESSES
+
+DOUBTFUL = 2  # questions without an answer after which others get the new connections
 
 
 @dataclass(eq=False)
@@ -21,10 +28,40 @@ class Child:
     untaken: deque[socket.socket] = field(default_factory=deque)  # connections on their way to it
     was_told: bool = False  # whether it ends some
     is_serving: bool = False
+    silent: int = 0  # questions since its last answer
+
+    @property
+    def end(self) -> str:
+        code = self.process.returncode
+        return f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
+
+    @property
+    def order(self) -> tuple[bool, int, int]:
+        """Its place among others for a connection: one that answers first, then the fewest connections."""
+        return self.silent > DOUBTFUL, self.connections, self.given
+
+    def ask(self, most: int) -> bool:
+        """Ask whether its event loop runs; kill it, and return False, if so many questions have no answer."""
+        if self.silent >= most:
+            self.process.kill()
+            return False
+        self.silent += 1
+        with suppress(OSError):  # it does not read
+            self.channel.send(ALIVE)
+        return True
 
     def count_connection(self) -> None:
         self.connections += 1
         self.given += 1
+
+
+def write_list(folder: Path, children: Sequence[Child]) -> bool:
+    """Tell all processes which serve, by number; return whether one does."""
+    pids = {each.number: each.process.pid for each in children if each.is_serving}
+    with suppress(OSError):  # at the end, the folder is gone
+        (new := folder / "processes.new").write_text(json.dumps(pids), encoding="utf-8")
+        new.replace(folder / PROCESSES)
+    return bool(pids)
 
 
 class Relay(asyncio.Protocol):

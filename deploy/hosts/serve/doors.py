@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Self
 MEMBER = "SERVE_MEMBER"  # the variable of the environment that makes a process one of several
 GIVEN, LEAVE, LAST = b"g", b"l", b"e"  # from the supervisor: a connection; serve these to their end; no more come
 SHED = b"s"  # with a number: end so many connections with their next response
+ALIVE = b"a"  # from and to the supervisor: a question whether the event loop runs, and its answer
 TAKEN = b"+"  # to the supervisor: a connection has come
 ENDED = b"-"  # to the supervisor: a connection has ended; any other message is JSON, once the process is ready
 MESSAGE_BYTES = 65536
@@ -94,6 +95,8 @@ class Given:
                         task = loop.create_task(loop.connect_accepted_socket(make, socket.socket(fileno=each)))
                         self._tasks.add(task)
                         task.add_done_callback(self._tasks.discard)
+                    if message == ALIVE:
+                        self.send(ALIVE)
                     if message.startswith(SHED):
                         protocol.surplus = int(message[1:])
                     if message in (LAST, b""):  # empty: the supervisor has ended

@@ -23,4 +23,7 @@ class HostLimits:
     keep_alive_s: Annotated[int, Field(ge=1)] = 330  # of an idle connection: longer than the gateway's
     notice_s: Seconds = 5.0  # from SIGTERM, in which new requests are still served
     drain_s: Seconds = 60.0  # from SIGTERM to the end
+    heartbeat_s: Annotated[float, Field(ge=2, le=86_400)] = 30.0  # without an answer until a process is replaced
+    load_s: Seconds = 60.0  # in which a model of --store must be loaded; a request that waits longer gets 503
+    management: bool = False  # whether clients may load and unload models of --store
     cors: tuple[Origin, ...] = ()  # origins of web pages that may call from a browser

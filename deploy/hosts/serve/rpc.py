@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import grpc
 
-from deploy.hosts.frontend.grpc import Service, fail
+from deploy.hosts.frontend.grpc import REPOSITORY_METHODS, Service, fail
 from deploy.hosts.frontend.memory import Hold, expire
 from deploy.hosts.frontend.routes import Models
 from deploy.hosts.serve.access_log import AccessLog, id_of
@@ -119,7 +119,8 @@ async def start(models: Models, address: str, limits: HostLimits, log: AccessLog
     async def check(_: Any, __: Any) -> bytes:
         return NOT_SERVING if models.is_draining else SERVING
 
-    methods = {name: calls.handler(getattr(service, name)) for name in GRPC_METHODS}
+    names = (*GRPC_METHODS, *(REPOSITORY_METHODS if models.repository else ()))
+    methods = {name: calls.handler(getattr(service, name)) for name in names}
     health = {"Check": grpc.stream_unary_rpc_method_handler(check)}
     server = grpc.aio.server(options=[*options.items()])
     for name, handlers in ((SERVICE, methods), ("grpc.health.v1.Health", health)):

@@ -9,6 +9,7 @@ import os
 import resource
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import uvicorn
@@ -20,7 +21,7 @@ from deploy.hosts.serve.doors import BACKLOG, UNDER_WAY_S, Given, Member, Port
 from deploy.hosts.serve.limits import HostLimits
 from deploy.hosts.serve.process import NotServed, Process
 from deploy.hosts.serve.totals import Totals
-from deploy.loader import check_together
+from deploy.loader import check_installed, check_together
 
 Door = Port | Given
 
@@ -42,6 +43,8 @@ def load(options: Any, limits: HostLimits, member: Member | None) -> Any:
     for name in ("handlers.base", "uvicorn.error"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
     metrics = Metrics(lambda _, labels: Series(labels, {}))
+    if options.store is not None:
+        return _load_store(options, limits, metrics)
     check_together(options.archives)
     replicas = {}
     for each in options.archives:
@@ -54,6 +57,25 @@ def load(options: Any, limits: HostLimits, member: Member | None) -> Any:
     totals = Totals(metrics, member and member.file)
     totals.start()
     return Host(replicas, totals, limits)
+
+
+def _load_store(options: Any, limits: HostLimits, metrics: Any) -> Any:
+    """Return the host of a folder, whose archives have the `handlers` of this installation."""
+    from deploy.hosts.serve.app import Host  # noqa: PLC0415
+    from deploy.hosts.serve.store import Store  # noqa: PLC0415
+
+    def load_one(archive: Path, loaded: list[Path]) -> Replica:
+        check_installed(archive)
+        check_together([*loaded, archive])
+        try:
+            return Replica(str(archive), threads=options.threads, gpu=options.gpu, metrics=metrics)
+        except SystemExit as error:
+            raise RuntimeError("its code called exit") from error  # it would end the process and all other models
+
+    store = Store(
+        options.store, load_one, most_bytes=options.most_memory, load_s=limits.load_s, may_manage=limits.management
+    )
+    return Host({}, Totals(metrics, None), limits, store)
 
 
 def run(host: Any, door: Door, options: Any, limits: HostLimits, process: Process) -> None:

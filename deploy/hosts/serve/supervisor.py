@@ -18,8 +18,9 @@ from itertools import count
 from math import ceil
 from typing import Any
 
-from deploy.hosts.serve.children import Child, Relay
+from deploy.hosts.serve.children import Child, Relay, write_list
 from deploy.hosts.serve.doors import (
+    ALIVE,
     BACKLOG,
     ENDED,
     GIVEN,
@@ -38,7 +39,7 @@ from deploy.hosts.serve.shares import choose_count, own_cores, usable_cores
 from deploy.places import HOME, PLACE, ROOT
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0  # seconds before a process that has ended is started again
-BALANCED_S = 1.0  # seconds between two comparisons of the processes' connections
+BALANCED_S = 1.0  # seconds between two looks at the processes: whether they answer, and their connections
 STEADY_S = 60.0  # seconds after which a process had a good start
 
 
@@ -128,6 +129,8 @@ class Supervisor:
             while message := child.channel.recv(MESSAGE_BYTES):
                 if message == TAKEN:
                     child.untaken.popleft().close()
+                elif message == ALIVE:
+                    child.silent = 0
                 elif message == ENDED:
                     child.connections -= 1
                 else:
@@ -145,7 +148,7 @@ class Supervisor:
         was_serving = child.is_serving
         self._forget(child)
         if was_serving and not self._is_ending:
-            _say(f"process {child.number} has ended ({_describe(child.process.returncode)}); another starts")
+            _say(f"process {child.number} has ended ({child.end}); another starts")
             is_steady = asyncio.get_running_loop().time() - began_s > STEADY_S
             await self._revive(child.number, 0.0 if is_steady else FIRST_PAUSE_S)
 
@@ -193,7 +196,7 @@ class Supervisor:
 
     def _accept(self) -> None:
         """Accept connections while a process serves."""
-        loop, serves = asyncio.get_running_loop(), any(each.is_serving for each in self._children)
+        loop, serves = asyncio.get_running_loop(), write_list(self._process.folder, self._children)
         for listener, accept in self._doors.items():
             if serves:
                 loop.add_reader(listener, accept)
@@ -203,16 +206,21 @@ class Supervisor:
     def _choose(self) -> list[Child]:
         """Return the processes that serve, the one with the fewest connections first, now and before."""
         serving = (each for each in self._children if each.is_serving)
-        return sorted(serving, key=lambda each: (each.connections, each.given))
+        return sorted(serving, key=lambda each: each.order)
 
     async def _balance(self) -> None:
-        """Let processes with too many connections end some with their next response: their clients connect again."""
+        """Kill a process that does not answer, and let others end surplus connections with their next responses."""
+        most = ceil(self._limits.heartbeat_s / BALANCED_S)
         while True:
             await asyncio.sleep(BALANCED_S)
+            for child in self._choose():
+                if not child.ask(most):
+                    _say(f"process {child.number} has not answered for {self._limits.heartbeat_s:g} s, and is killed")
             serving = self._choose()
-            most = ceil(sum(each.connections for each in serving) / max(1, len(serving)))
+            mean = ceil(sum(each.connections for each in serving) / max(1, len(serving)))
+            least = min((each.connections for each in serving), default=0)
             for child in serving:
-                extra = child.connections - most if serving[0].connections < most else 0
+                extra = child.connections - mean if least < mean else 0
                 if extra > 0 or child.was_told:
                     with suppress(OSError):
                         child.channel.send(SHED + b"%d" % max(0, extra))
@@ -283,10 +291,6 @@ class Supervisor:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
-
-
-def _describe(code: int | None) -> str:
-    return f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
 
 
 def _say(words: str) -> None:

@@ -1,6 +1,7 @@
 """The counters of all processes of a server, each in its own file, so that they outlive their process."""
 
 import json
+import os
 import threading
 from collections import defaultdict
 from collections.abc import Mapping
@@ -10,6 +11,7 @@ from typing import Any
 
 # Name of a counter -> names of its labels, and their values -> its sum.
 Counters = dict[str, tuple[list[str], dict[tuple[str, ...], float]]]
+PROCESSES = "processes"  # the file in which the supervisor lists the processes that serve
 WRITTEN_S = 0.5  # seconds between two writings
 
 
@@ -36,6 +38,13 @@ class Totals:
         """Add up the counters of all processes."""
         others = self._file.parent.glob("*.json") if self._file is not None else ()
         return _add(self._of_file(), *(_read(each) for each in others if each != self._file))
+
+    def pids(self) -> list[int]:
+        """Return the processes that serve, which share their files."""
+        if self._file is not None:
+            with suppress(OSError, ValueError):
+                return [*json.loads((self._file.parent / PROCESSES).read_text(encoding="utf-8")).values()]
+        return [os.getpid()]
 
     def _of_file(self) -> Counters:
         live = {name: ([*series.labels], dict(series.samples.copy())) for name, series in [*self._own.items()]}

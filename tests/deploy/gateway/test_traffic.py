@@ -58,6 +58,8 @@ handler_executions_total{{ModelName="m",ModelVersion="1.0",size="2",Hostname="vm
 handler_execution_seconds_total{{ModelName="m",ModelVersion="1.0",size="8",phase="infer",Hostname="vm",}} 0.5
 handler_execution_seconds_total{{ModelName="m",ModelVersion="1.0",size="2",phase="infer",Hostname="vm",}} 0.25
 handler_execution_seconds_total{{ModelName="m",ModelVersion="1.0",size="8",phase="input",Hostname="vm",}} 0.0625
+handler_cache_hits_total{{ModelName="m",ModelVersion="1.0",Hostname="vm",}} 4.0
+handler_cache_misses_total{{ModelName="m",ModelVersion="1.0",Hostname="vm",}} 5.0
 """
 
 
@@ -96,7 +98,7 @@ def test_statistics_of_one_node_are_tritons() -> None:
         "inference_stats": {
             **durations(10, success=250), **durations(2, fail=0), **durations(20, queue=125),
             **durations(3, compute_input=62.5, compute_infer=750, compute_output=0),
-            **durations(0, cache_hit=0, cache_miss=0),
+            **durations(4, cache_hit=0), **durations(5, cache_miss=0),
         },
         "batch_stats": [
             {"batch_size": 2, **durations(1, compute_input=0, compute_infer=250, compute_output=0)},

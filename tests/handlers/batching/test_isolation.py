@@ -36,7 +36,7 @@ def test_request_that_is_long_in_decoding_delays_nobody_and_expires(handler: Any
         handler.module.batches.clear()
         handler.slow_gate.set()
         assert (patient.result(TIMEOUT_S).body, frontend.send(b"6").body) == (answer, 12)
-    assert sum(batch.count(21.0) for batch in handler.module.batches) == (1 if answer == 42.0 else 8)
+    assert sum(batch.count(21.0) for batch in handler.module.batches) == 1  # equal items run once
     assert handler.forgets()
 
 

@@ -295,3 +295,23 @@ def infer(x, mask):
     assert answer.status == 200
     ran = (tmp_path / "ran").read_text().split()
     assert set(ran[: ran.index("1")]) == {"4", "9", "6"}
+
+
+def test_only_a_model_without_chance_shares_the_results_of_equal_items(tmp_path: Path) -> None:
+    said = DeclaredSignature((Tensor("x", "FP32", (-1, 2)),), (Tensor("y", "FP32", (-1, 2)),))
+
+    class Plain(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return 2 * x
+
+    class Noisy(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + torch.rand_like(x)
+
+    found = []
+    for name, module in (("plain", Plain()), ("noisy", Noisy())):
+        (folder := tmp_path / name).mkdir()
+        found.append(models.scripted(folder, module, said).is_repeatable)
+    (folder := tmp_path / "function").mkdir()
+    found.append(function(folder, "def infer(x): return {'y': x}").is_repeatable)
+    assert found == [True, False, False]

@@ -192,7 +192,7 @@ def test_gateways_header_makes_the_path_of_the_protocol() -> None:
 @table(
     *((path, 404, "type") for path in ("/predictions/nobody", "/predictions/texts/7", "/v3")),
     *((f"/v2/models/{path}", 404, "error") for path in ("nobody/infer", "nobody", "nobody/stats", "texts/nothing")),
-    *((path, 404, "error") for path in ("/v2/models/texts/versions/7/infer", "/v2/models", "/v1/models/nobody")),
+    *((path, 404, "error") for path in ("/v2/models/texts/versions/7/infer", "/v2/other", "/v1/models/nobody")),
     *((path, 400, "error") for path in ("/v2/models/texts/stats", "/v2/models/stats", "/v1/embeddings", "/rerank")),
     *((path, 503, "error") for path in ("/v2/models/absent/infer", "/v2/models/absent")),
     ("/v2/embed", 400, "message"),
@@ -459,6 +459,7 @@ def test_models_are_described_as_the_gateway_describes_them() -> None:
     assert "statistics" not in ask("GET", "/v2")[1]["extensions"]
     assert [each["id"] for each in ask("GET", "/v1/models")[1]["data"]] == ["texts", "absent"]
     assert ask("GET", "/v1/models/texts")[1]["id"] == "texts"
+    assert ask("GET", "/v2/models") == (200, {"models": ["texts", "absent"]})
 
 
 def test_body_is_waited_for_and_read_up_to_its_limit_and_no_further(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,8 +37,8 @@ def pids(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def serve(pids: Path, tmp_path: Path) -> Iterator[Callable[..., Host]]:
     started: list[Host] = []
 
-    def run(archive: Path = pids, processes: int | str = 2) -> Host:
-        (config := tmp_path / "limits.yaml").write_text(yaml.safe_dump({"notice_s": 1.0, "drain_s": 20.0}))
+    def run(archive: Path = pids, processes: int | str = 2, **more: float) -> Host:
+        (config := tmp_path / "limits.yaml").write_text(yaml.safe_dump({"notice_s": 1.0, "drain_s": 20.0, **more}))
         started.append(start(archive, "--config", config, "--processes", processes, log=tmp_path / "log"))
         until(lambda: is_ready(started[-1]))
         return started[-1]
@@ -266,3 +266,20 @@ def test_two_archives_of_one_process_answer_as_their_models(pids: Path, tmp_path
         assert set(re.findall(r'handler_request_seconds_count\{ModelName="(\w+)"', text)) <= {"pids", "doubles"}
     finally:
         host.end()
+
+
+@pytest.mark.builds
+def test_process_whose_event_loop_does_not_run_is_replaced_while_others_answer(
+    serve: Callable[..., Host], tmp_path: Path
+) -> None:
+    host = serve(heartbeat_s=4.0)
+    until(lambda: spread(host, 2) == [1, 1])
+    stopped, other = children(host)
+    (described,) = requests.get(f"{host.url}/models/pids", timeout=PATIENCE_S).json()
+    assert {each["pid"] for each in described["workers"]} == {stopped, other}
+    os.kill(stopped, signal.SIGSTOP)
+    with load(host, 4) as (answers, failures):
+        until(lambda: len({*answers} - {other}) == 1 and not psutil.pid_exists(stopped))
+    assert stopped not in answers and answers[other]
+    assert {process for process, _ in failures} <= {0}
+    assert "has not answered for 4 s, and is killed" in (tmp_path / "log").read_text()

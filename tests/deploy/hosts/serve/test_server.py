@@ -239,7 +239,7 @@ def test_options_reach_the_host_and_its_end_is_that_of_the_command(monkeypatch: 
         "gpu": None,
     }
     second = {"archives": [Path("b.mar")], "host": "h", "port": 1, "grpc_port": 0, "threads": 2, "gpu": 3}
-    both = {"own": True, "processes": None, "member": None}
+    both = {"own": True, "processes": None, "member": None, "store": None, "most_memory": None}
     assert found == [
         {**first, "config": None, "access_log": None, **both},
         {**second, "config": Path("c"), "access_log": Path("l"), **both},
