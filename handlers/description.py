@@ -50,7 +50,10 @@ def describe(task: Task, name: str, version: str | None) -> tuple[Shape, Metadat
     model = Model(name, version, outputs, {names[name]: dimension for name, dimension in results.batch_dims.items()})
     items = own if accepted.items is None else accepted.items(own, model)
     limits = (config.max_body_bytes, model, accepted.fields, config.max_request_items)
-    shape = Shape(items, *limits, results.api, accepted.media_types, results.only, results.ranges)
+    apis = (results.api, *results.also) if results.api else ()
+    shape = Shape(
+        items, *limits, results.api, results.also, accepted.media_types, results.only, results.ranges, results.is_mean
+    )
     item = next(iter(decode_items(task, samples_of(task)[:1])), None)
     metadata = Metadata(
         name=name,
@@ -65,6 +68,7 @@ def describe(task: Task, name: str, version: str | None) -> tuple[Shape, Metadat
         options=_options(task.options_class, config),
         accepts=[*accepted.media_types, "application/json"],
         api=results.api,
+        apis=apis,
         view=results.view,
         proofs={precision: proof.to_json() for precision, proof in archive_files.load_proofs(task.model_dir).items()},
         device=_device_of(task),

@@ -21,6 +21,7 @@ from handlers.archive_files import CHECKPOINT, GRAPH
 from handlers.config import parse
 from handlers.errors import Unfaithful, reason
 from handlers.image_text.towers import TextTower
+from handlers.text import token_networks
 from handlers.text.config import TextConfig
 from handlers.text.encoder_modules import Encoder, load_encoder
 from handlers.text.encoders import Head, write_tokenizer
@@ -36,6 +37,8 @@ def stage(model: ModelEntry, origin: Source, engine: Engine, folder: Path) -> No
         read_modules(Path(origin.location))  # a model of words has no config.json; the rejection names its modules
     with open_checkpoint(model, origin, with_code=config.trust_remote_code) as source:
         check_tokenizer(model, source, trust_remote_code=config.trust_remote_code)
+        if network := read_head(model.handler).network:
+            getattr(token_networks, network)(source)  # rejects other modules, for PyTorch as well
         if engine != "torch":
             encoder = load_encoder(read_head(model.handler), source, trust_remote_code=config.trust_remote_code)
             openvino.save_model(export(encoder), folder / GRAPH, compress_to_fp16=False)

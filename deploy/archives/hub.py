@@ -18,11 +18,14 @@ import torch
 import transformers
 
 from deploy.archives.forms import INDEX, check_form
+from deploy.archives.pickles import read_tensors
+from deploy.archives.routers import flatten, read_router
 from deploy.archives.sources import Source, WeightsUnavailable, list_served_files, list_unserved_files
 from deploy.archives.state_dicts import read_state
 from deploy.models import ModelEntry
 from deploy.progress import printable, step
 from handlers.archive_files import CHECKPOINT
+from handlers.errors import reason
 
 MODULES, WEIGHTS = "modules.json", "model.safetensors"
 LISTS = (MODULES, "vocab")  # beginnings of the names of files that may contain a list
@@ -52,6 +55,10 @@ def open_checkpoint(
         _check_files(model, source, served)
         check_form(model, source / inner, with_code=with_code, with_weights=with_weights)
         _drop_kernels(folder)
+        if router := read_router(source):
+            flatten(folder, router)
+        for path in folder.glob("*_linear.pt"):
+            _convert_head(model, path)
         for path in folder.glob("*/pytorch_model.bin"):
             if not path.with_name("model.safetensors").exists():
                 _convert(model, path, path.parent)
@@ -118,7 +125,7 @@ def _drop_kernels(folder: Path) -> None:
 
 
 def pack(source: Path, folder: Path, *, with_weights: bool) -> None:
-    weights = None if with_weights else shutil.ignore_patterns("*.safetensors*")
+    weights = None if with_weights else shutil.ignore_patterns("model*.safetensors*")
     shutil.copytree(source, folder / CHECKPOINT, ignore=weights)
 
 
@@ -129,7 +136,7 @@ def _link(source: Path, files: Iterable[Path], folder: Path, inner: str) -> None
         link = folder / (name.relative_to(inner) if inner and name.is_relative_to(inner) else name)
         link.parent.mkdir(parents=True, exist_ok=True)
         link.symlink_to(path.resolve())
-    if inner:
+    if inner and not (source / "router_config.json").is_file():
         first, *others = json.loads((source / MODULES).read_text(encoding="utf-8"))
         (folder / MODULES).unlink()
         (folder / MODULES).write_text(json.dumps([{**first, "path": ""}, *others]), encoding="utf-8")
@@ -138,7 +145,9 @@ def _link(source: Path, files: Iterable[Path], folder: Path, inner: str) -> None
 def _find_transformer(source: Path) -> str:
     """Return the transformer's own folder in the layout of old sentence-transformers, `0_Transformer`; else ""."""
     try:
-        name = str(json.loads((source / MODULES).read_text(encoding="utf-8"))[0]["path"])
+        router = read_router(source)
+        first = json.loads((source / MODULES).read_text(encoding="utf-8"))[0]["path"]
+        name = router.documents[0][0] if router else str(first)
     except (OSError, ValueError, LookupError, TypeError):
         return ""
     is_inner = Path(name).name == name and not (source / "config.json").exists()
@@ -147,7 +156,8 @@ def _find_transformer(source: Path) -> str:
 
 def _download(model: ModelEntry, origin: Source, *, with_weights: bool) -> Path:
     hub_id = origin.location
-    others = [*PICKLES, "*.onnx", "*.h5", "*.msgpack"]
+    # Not those of bge-m3's heads, which end in r.
+    others = [*(each.replace("*.pt", "*[!r].pt") for each in PICKLES), "*.onnx", "*.h5", "*.msgpack"]
     try:
         with step(f"{model.name}: fetching {hub_id} from the Hugging Face hub"):
             return Path(
@@ -170,6 +180,18 @@ def _convert(model: ModelEntry, path: Path, folder: Path) -> None:
     state = read_state(model, path, _list_weights(folder))
     unshared = {name: tensor.clone().contiguous() for name, tensor in state.items()}
     safetensors.torch.save_file(unshared, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def _convert_head(model: ModelEntry, path: Path) -> None:
+    """Write a head of bge-m3, a linear layer, as safetensors in fp32."""
+    try:
+        found = read_tensors(path, lambda loaded: {name: loaded[name] for name in ("weight", "bias")})
+    except Exception as error:
+        raise WeightsUnavailable(
+            f"{model.name}: {path.name} is not the state dict of a linear layer ({reason(error)}); copy it again"
+        ) from error
+    safetensors.torch.save_file({name: each.float() for name, each in found.items()}, path.with_suffix(".safetensors"))
+    path.unlink()
 
 
 def _list_weights(folder: Path) -> list[str]:

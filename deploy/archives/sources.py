@@ -35,6 +35,7 @@ SERVED = re.compile(
     r"model[^/]*\.safetensors|model\.safetensors\.index\.json|"
     r"chat_template\.jinja|chat_template\.json|additional_chat_templates/[^/]+\.jinja)"
     r"|\d+_\w+/pytorch_model\.bin"  # a module of sentence-transformers
+    r"|(sparse|colbert)_linear\.pt|router_config\.json"  # heads of bge-m3; sentence-transformers' Router
 )
 # Files that a user may expect to be served: settings, and weights of all kinds.
 MODELS = (".json", ".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".onnx", ".h5", ".msgpack", ".model", ".spm")
@@ -167,6 +168,8 @@ def list_served_files(source: Path, *, with_code: bool, is_whole: bool = True) -
     if modules.is_file():
         try:
             named = [str(module["path"]) for module in json.loads(modules.read_text(encoding="utf-8"))]
+            router = source / "router_config.json"
+            named += json.loads(router.read_text(encoding="utf-8"))["types"] if router.is_file() else ()
         except (ValueError, TypeError, KeyError):
             named = []  # loading the model reports the broken file
         folders += [source / name for name in named if name not in ("", ".", "..") and Path(name).name == name]

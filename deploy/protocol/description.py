@@ -86,7 +86,8 @@ def configuration(
 
 def find_only(path: str, documents: Mapping[str, Mapping[str, Any]], preferred: Sequence[str] = ()) -> str:
     """Return the model for a request that names none, by all metadata: the only one, or the preferred; or ""."""
-    found = [name for name, document in documents.items() if document.get("api") == NAMELESS.get(path, "")]
+    asked = NAMELESS.get(path, "")
+    found = [name for name, document in documents.items() if asked in (document.get("apis") or [document.get("api")])]
     found = [name for name in found if name in preferred] or found
     return found[0] if len(found) == 1 else ""
 

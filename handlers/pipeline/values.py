@@ -40,6 +40,8 @@ class Results:
     batch_dims: Mapping[str, int] = field(default_factory=dict)  # by an output tensor's name: that of rows, if not 0
     view: str = ""  # how the gateway's page shows an answer (results.js); empty for JSON
     api: Api | None = None  # the API whose responses contain them
+    also: tuple[Api, ...] = ()  # other ones
+    is_mean: bool = False  # whether MaxSim of a model of late interaction is a mean, and not a sum
     ranges: Any = None  # the least and the greatest value of vectors in int8, (2, D)
     # The only accepted value of each field with which clients of `api` would change the answer.
     only: Mapping[str, Any] = field(default_factory=dict)

@@ -5,6 +5,7 @@ results of a request's items -> Embeddings, Ranking (OpenAI's, Cohere's and TEI'
 
 import base64
 import re
+import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
@@ -100,8 +101,55 @@ class Embeddings(Answer):
         written = encode_base64(vectors) if self.is_base64 else list(vectors)
         if self.aliases.get("input") == "inputs":
             return written
-        data = [{"object": "embedding", "index": index, "embedding": each} for index, each in enumerate(written)]
-        return {"object": "list", "data": data, "model": self.model, "usage": _usage(self.tokens)}
+        return embedding_list(written, self.model, self.tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Sparse(Answer):
+    """Weights of words, in the order of their texts."""
+
+    is_pairs: bool = False  # text-embeddings-inference's list of a pair for each weight
+    items = ("text",)
+    key = "input"
+
+    def document(self, results: Sequence[Any]) -> Any:
+        found = [each.get("lexical_weights", each) for each in results]
+        if not all(np.isfinite(each["values"]).all() for each in found):
+            raise WrongOutput("values: the model returned NaN or infinity.")
+        if not self.is_pairs:
+            return embedding_list(found, self.model, self.tokens)
+        names = {"indices": "index", "values": "value", "tokens": "token"}
+        return [
+            [dict(zip([names[each] for each in one], pair, strict=True)) for pair in zip(*one.values(), strict=True)]
+            for one in found
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class Pooling(Answer):
+    """A vector for each token, as vLLM writes them: lists, or the bytes of all vectors of a text, row by row."""
+
+    dtype: str = ""  # of base64, by numpy's name
+    items = ("text",)
+    key = "input"
+
+    def document(self, results: Sequence[Any]) -> Any:
+        found = [check_matrix(each) for each in results]
+        written = [encode_base64([each.astype(self.dtype)])[0] for each in found] if self.dtype else found
+        data = [
+            {"index": index, "object": "pooling", "data": each, **({"shape": found[index].shape} if self.dtype else {})}
+            for index, each in enumerate(written)
+        ]
+        about = {"id": f"pool-{uuid.uuid4().hex}", "object": "list", "created": 0, "model": self.model}
+        return {**about, "data": data, "usage": _usage(self.tokens)}
+
+
+def check_matrix(result: Any) -> NDArray[np.float32]:
+    """Return the vectors of a text's tokens, (T, E) little-endian; WrongOutput if one is not finite."""
+    matrix: NDArray[np.float32] = np.asarray(result["colbert_vecs"] if isinstance(result, Mapping) else result, "<f4")
+    if not np.isfinite(matrix).all():
+        raise WrongOutput("embedding: the model returned NaN or infinity.")
+    return matrix
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +162,11 @@ class Ranking(Answer):
     items = ("document", "text")
     key = "documents"
 
+    def score(self, results: Sequence[Any]) -> NDArray[Any]:
+        return np.array([result["score"] for result in results])
+
     def document(self, results: Sequence[Any]) -> Any:
-        scores = np.array([result["score"] for result in results])
+        scores = self.score(results)
         if not np.isfinite(scores).all():
             raise WrongOutput("relevance_score: the model returned NaN or infinity.")
         scores = sigmoid(scores) if self.is_sigmoid else scores
@@ -133,9 +184,35 @@ class Ranking(Answer):
         return {"model": self.model, "results": ranked, "usage": _usage(self.tokens), **voyage}
 
 
-def encode_base64(vectors: NDArray[Any]) -> list[str]:
+@dataclass(frozen=True, slots=True)
+class LateRanking(Ranking):
+    """Documents by MaxSim: each vector of the query meets its nearest one of the document. The query is the first."""
+
+    is_mean: bool = False  # over the vectors of the query, and not their sum
+
+    def pack(self, results: Sequence[object]) -> Response:
+        if isinstance(error := results[0], ItemError):
+            only = Answer(self.model, is_list=False, aliases=self.aliases)
+            return only.pack([replace(error, message=error.message.replace("text:", "query:", 1))])
+        errors = [each for each in results[1:] if isinstance(each, ItemError)]
+        # Only the documents have an index in a message.
+        return Answer.pack(self, results[1:] if errors else results)
+
+    def score(self, results: Sequence[Any]) -> NDArray[Any]:
+        query, *documents = map(check_matrix, results)
+        sums = [(query @ each.T).max(1).sum() if len(each) else 0.0 for each in documents]
+        return np.array(sums) / (len(query) if self.is_mean else 1)
+
+
+def embedding_list(written: Sequence[Any], model: str, tokens: int) -> Mapping[str, Any]:
+    """Return OpenAI's list of embeddings."""
+    data = [{"object": "embedding", "index": index, "embedding": each} for index, each in enumerate(written)]
+    return {"object": "list", "data": data, "model": model, "usage": _usage(tokens)}
+
+
+def encode_base64(vectors: Sequence[NDArray[Any]] | NDArray[Any]) -> list[str]:
     """Return the bytes of each row."""
-    return [base64.b64encode(row).decode() for row in vectors]
+    return [base64.b64encode(row.tobytes()).decode() for row in vectors]
 
 
 def _usage(tokens: int) -> Mapping[str, int]:

@@ -37,6 +37,7 @@ class Metadata:
     options: Mapping[str, Any]  # by name: "type" and further words of JSON Schema, "default" and "description"
     accepts: Sequence[str]
     api: str | None  # the API of embedding servers that it answers
+    apis: Sequence[str]  # all of them
     view: str  # how a page shows an answer; empty for JSON
     # Agreement with fp32 by precision; see handlers.proofs.
     proofs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)

@@ -99,12 +99,28 @@ def rankings(
     return OutputTensors([TensorMetadata(name, _datatype(dtype), (-1, -1)) for name, dtype in dtypes.items()], arrays)
 
 
-def sequences(fills: Mapping[str, int]) -> OutputTensors:
-    """Stack results that are records of whole numbers for each position: INT64 (B, T), right-padded by `fills`."""
+def sequences(fills: Mapping[str, Any]) -> OutputTensors:
+    """Stack results that are records of numbers for each position: (B, T) of the fills' dtypes, padded with them."""
     return OutputTensors(
-        [TensorMetadata(name, "INT64", (-1, -1)) for name in fills],
-        lambda results: {name: _padded([result[name] for result in results], fill) for name, fill in fills.items()},
+        [TensorMetadata(name, _datatype(np.asarray(fill).dtype), (-1, -1)) for name, fill in fills.items()],
+        lambda results: {
+            name: _padded([_finite(name, np.asarray(result[name])) for result in results], fill)
+            for name, fill in fills.items()
+        },
     )
+
+
+def matrices(name: str) -> OutputTensors:
+    """Stack results that are vectors of tokens: FP32 (B, T, E), padded with zeros on the right, and their numbers."""
+
+    def arrays(results: Sequence[Any]) -> Arrays:
+        lengths = np.array([len(each) for each in results], np.int64)
+        padded = np.zeros((len(results), max(lengths), results[0].shape[1]), np.float32)
+        for into, matrix in zip(padded, results, strict=True):
+            into[: len(matrix)] = _finite(name, matrix)
+        return {name: padded, "tokens": lengths}
+
+    return OutputTensors([TensorMetadata(name, "FP32", (-1, -1, -1)), TensorMetadata("tokens", "INT64", (-1,))], arrays)
 
 
 def _datatype(dtype: Any) -> str:

@@ -8,6 +8,8 @@
     TEI's "inputs" and "texts" select its responses: [[number, ...], ...] and [{"index", "score", "text"}, ...]
     either, rejected     {"error": {"message", "type", "param", "code"}}
     X-Api: cohere-v1, cohere-v2: handlers.protocol.cohere
+    X-Api: sparse       TEI's {"inputs"} -> [[{"index", "value"}, ...], ...]
+    X-Api: pooling      vLLM's {"model", "input"} -> {"data": [{"object": "pooling", "data": [[number, ...], ...]}]}
 
 The header names the API; the gateway sets it by the path. A text or a document is an item with the task's options. The
 names are from OpenAI's documentation of POST /v1/embeddings and of errors, and from Cohere's of POST /v2/rerank.
@@ -21,14 +23,14 @@ from typing import Any, Literal
 
 from handlers.errors import EmptyInput, InvalidBody, InvalidInput, InvalidOption, ItemError, TooManyInstances
 from handlers.protocol import cohere
-from handlers.protocol.api_forms import Answer, Embeddings, Ranking
+from handlers.protocol.api_forms import Answer, Embeddings, LateRanking, Pooling, Ranking, Sparse
 from handlers.protocol.bodies import check_count, parse_api
 from handlers.protocol.quantization import DTYPES
 from handlers.protocol.requests import Payload, Request
 from handlers.protocol.rows import Headers, Shape, body_of
-from handlers.protocol.wire import API_HEADER
+from handlers.protocol.wire import API_HEADER, APIS
 
-Api = Literal["embeddings", "rerank"]
+Api = Literal["embeddings", "rerank", "sparse", "pooling"]
 
 IGNORED = {"model", "user"}  # fields of clients that have no effect here
 # Other clients' names of fields: Jina's, Voyage's and TEI's (text-embeddings-inference).
@@ -42,6 +44,8 @@ ALIASES: Mapping[str, Mapping[str, str]] = {
         "task": "input_type",
         "output_dimension": "dimensions",
     },
+    "pooling": {},
+    "sparse": {**_TRUNCATION, "inputs": "input", "task": "input_type"},
     "cohere": {"output_dimension": "dimensions", "max_tokens": "truncate_prompt_tokens"},
     "rerank": {**_TRUNCATION, "texts": "documents", "top_k": "top_n", "return_text": "return_documents"},
 }
@@ -51,6 +55,8 @@ JINA_TYPES = ("embedding_type", "encoding_type")
 ONLY_VALUES: Mapping[str, Mapping[str, Any]] = {
     "embeddings": {"late_chunking": False},
     "rerank": {"rank_fields": ["text"]},
+    "sparse": {},
+    "pooling": {},
 }
 # The two sides of a search, by Cohere's, Voyage's and Jina's names.
 INPUT_TYPES = {
@@ -59,6 +65,7 @@ INPUT_TYPES = {
     **{name: name for name in ("classification", "clustering")},  # names of prompts
 }
 
+FLOATS = {"float32": "<f4", "float16": "<f2"}  # types of base64 by vLLM's names
 INPUTS = {"text": "text", "image": "b64"}  # the task's fields by clients' names of an item's inputs
 _SCHEME = re.compile(r"\s*[A-Za-z][A-Za-z0-9+.-]*:")
 
@@ -69,8 +76,10 @@ def unpack(row: Mapping[str, object], headers: Headers, shape: Shape) -> Request
     aliases: dict[str, str] = {}
     try:
         if api not in ALIASES:
-            raise InvalidOption("X-Api: must be one of embeddings, rerank, cohere-v1, cohere-v2.")
-        if shape.api != ("embeddings" if api == "cohere" else api):
+            raise InvalidOption(f"X-Api: must be one of {', '.join(sorted({*APIS.values()}))}.")
+        # Words' weights are in OpenAI's form, too.
+        own = "sparse" if api == "embeddings" and shape.api == "sparse" else "embeddings" if api == "cohere" else api
+        if own not in (shape.api, *shape.also):
             raise InvalidBody(f"model: {shape.model.name} does not serve {api}.")
         _, body, _ = body_of(row, headers, shape.max_body_bytes)
         document = parse_api(body) if isinstance(body, bytes | bytearray | str) else body
@@ -78,7 +87,13 @@ def unpack(row: Mapping[str, object], headers: Headers, shape: Shape) -> Request
             raise InvalidBody("The body must be a JSON object.")
         sent = {name: value for name, value in document.items() if value is not None and name not in IGNORED}
         check_count(sent)
-        aliases |= _rename(sent, ALIASES[api])
+        aliases |= _rename(sent, ALIASES[own if api == "sparse" else api])
+        if own == "sparse" and api == "embeddings" and "input" in aliases:
+            raise InvalidBody(f"model: {shape.model.name} has no vectors; send the request to /embed_sparse.")
+        if own == "sparse":
+            return _sparse(sent, shape, aliases, is_pairs=api == "sparse")
+        if api == "pooling":
+            return _pooling(sent, shape, aliases)
         if api == "rerank":
             return _rerank(sent, shape, aliases)
         return _embeddings(sent, shape, aliases, cohere.read(sent, aliases, version) if api == "cohere" else None)
@@ -120,7 +135,6 @@ def _embeddings(sent: dict[str, Any], shape: Shape, aliases: Mapping[str, str], 
     if not isinstance(is_scaled, bool) or (not is_scaled and is_fixed and is_tei):
         raise InvalidOption("normalize: must be true; this archive, or `dimensions`, scales vectors to unit length.")
     _drop_neutral(sent, shape)
-    given = _required(sent, "input")
     encoding = sent.pop("encoding_format", "float")
     if encoding not in ("float", "base64"):
         raise InvalidOption("encoding_format: must be float or base64.")
@@ -129,6 +143,17 @@ def _embeddings(sent: dict[str, Any], shape: Shape, aliases: Mapping[str, str], 
     if shape.ranges is None and {"int8", "uint8"} & {dtype, *(asked.types if asked else ())}:
         name = "embedding_types" if asked else "output_dtype"
         raise InvalidOption(f"{name}: int8 and uint8 need ranges (setting int8_ranges), which this archive lacks.")
+    payloads, is_list = _texts(sent, shape)
+    if asked is not None:
+        own = cohere.CohereEmbeddings(shape.model.name, aliases=aliases, ranges=shape.ranges, asked=asked)
+        return Request(payloads, own)
+    form = Embeddings(shape.model.name, is_list, aliases=aliases, is_base64=encoding == "base64", is_scaled=is_scaled)
+    return Request(payloads, replace(form, dtype=dtype, ranges=shape.ranges))
+
+
+def _texts(sent: dict[str, Any], shape: Shape) -> tuple[tuple[Payload | ItemError, ...], bool]:
+    """Make an item of each text or image; also return whether they were a list."""
+    given = _required(sent, "input")
     if (side := sent.get("input_type")) is not None:
         sent["input_type"] = INPUT_TYPES.get(side, side) if isinstance(side, str) else side
     # A list of numbers is one text as token ids.
@@ -139,12 +164,25 @@ def _embeddings(sent: dict[str, Any], shape: Shape, aliases: Mapping[str, str], 
     modality = sent.pop("modality", "text" if "text" in shape.inputs else "image")
     if not isinstance(modality, str) or INPUTS.get(modality) not in shape.inputs:
         raise InvalidOption(f"modality: must be {' or '.join(modalities(shape))}.")
-    payloads = tuple(text_or_image(each, modality, sent, shape) for each in texts)
-    if asked is not None:
-        own = cohere.CohereEmbeddings(shape.model.name, aliases=aliases, ranges=shape.ranges, asked=asked)
-        return Request(payloads, own)
-    form = Embeddings(shape.model.name, is_list, aliases=aliases, is_base64=encoding == "base64", is_scaled=is_scaled)
-    return Request(payloads, replace(form, dtype=dtype, ranges=shape.ranges))
+    return tuple(text_or_image(each, modality, sent, shape) for each in texts), is_list
+
+
+def _sparse(sent: dict[str, Any], shape: Shape, aliases: Mapping[str, str], *, is_pairs: bool) -> Request:
+    if sent.pop("encoding_format", "float") not in ("float", "base64"):  # OpenAI's clients ask for base64
+        raise InvalidOption("encoding_format: must be float or base64; weights of words are not encoded.")
+    payloads, is_list = _texts(sent, shape)
+    return Request(payloads, Sparse(shape.model.name, is_list, aliases=aliases, is_pairs=is_pairs))
+
+
+def _pooling(sent: dict[str, Any], shape: Shape, aliases: Mapping[str, str]) -> Request:
+    if sent.pop("task", "token_embed") not in ("token_embed", "encode"):  # vLLM's new and old name
+        raise InvalidOption(f"task: must be token_embed; {shape.model.name} has a vector for each token.")
+    encoding, dtype = sent.pop("encoding_format", "float"), sent.pop("embed_dtype", "float32")
+    if encoding not in ("float", "base64") or dtype not in [*FLOATS]:
+        raise InvalidOption(f"encoding_format: must be float or base64, and embed_dtype {' or '.join(FLOATS)}.")
+    payloads, is_list = _texts(sent, shape)
+    form = Pooling(shape.model.name, is_list, aliases=aliases, dtype=FLOATS[dtype] if encoding == "base64" else "")
+    return Request(payloads, form)
 
 
 def _rerank(sent: dict[str, Any], shape: Shape, aliases: Mapping[str, str]) -> Request:
@@ -167,8 +205,13 @@ def _rerank(sent: dict[str, Any], shape: Shape, aliases: Mapping[str, str]) -> R
     if not isinstance(is_repeated, bool):
         raise InvalidOption("return_documents: must be true or false.")
     documents: list[Any] = [each.get("text") if isinstance(each, dict) else each for each in given]
-    payloads = tuple(Payload({"query": query, "document": document}, sent) for document in documents)
     repeated = documents if is_repeated else None
+    if shape.api != "rerank":
+        late = LateRanking(shape.model.name, aliases=aliases, top_n=top_n, documents=repeated, is_mean=shape.is_mean)
+        # An item of the query and one of each document; their vectors are compared when the response is written.
+        texts = [("query", query), *(("document", each) for each in documents)]
+        return Request(tuple(Payload({"text": text}, {**sent, "input_type": kind}) for kind, text in texts), late)
+    payloads = tuple(Payload({"query": query, "document": document}, sent) for document in documents)
     form = Ranking(shape.model.name, aliases=aliases, top_n=top_n, documents=repeated, is_sigmoid=is_sigmoid)
     return Request(payloads, form)
 

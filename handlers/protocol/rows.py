@@ -62,9 +62,11 @@ class Shape:
     inputs: frozenset[str] = frozenset()
     max_request_items: int = 1
     api: str | None = None  # the API of handlers.protocol.retrieval, if the task has one
+    also: tuple[str, ...] = ()  # others that it has
     media_types: tuple[str, ...] = ()  # media types of bodies other than JSON and forms; see `Hooks`
     only_values: Mapping[str, Any] = field(default_factory=dict)  # see `Hooks`
     ranges: Any = None  # see `Hooks`
+    is_mean: bool = False  # see `Results`
 
 
 def unpack(row: Mapping[str, object], headers: Headers, shape: Shape) -> Request:

@@ -45,7 +45,8 @@ APIS = {
     **dict.fromkeys(("/v1/embeddings", "/embed"), "embeddings"),
     **dict.fromkeys(("/v1/rerank", "/v2/rerank", "/rerank"), "rerank"),
     **{f"/v{version}/embed": f"cohere-v{version}" for version in (1, 2)},
+    **{"/embed_sparse": "sparse", "/pooling": "pooling"},
 }
 # Paths of clients that name no model (text-embeddings-inference's, and Cohere's first), and the API of each.
-NAMELESS = {"/embed": "embeddings", "/v1/embed": "embeddings", "/rerank": "rerank"}
-JSON_PATHS = "/(v[12]/|rerank|embed).*"  # accept only JSON: `curl -d` sends it as a form
+NAMELESS = {"/embed": "embeddings", "/v1/embed": "embeddings", "/rerank": "rerank", "/embed_sparse": "sparse"}
+JSON_PATHS = "/(v[12]/|rerank|embed|pooling).*"  # accept only JSON: `curl -d` sends it as a form

@@ -31,7 +31,7 @@ class SentenceEmbeddingHandler(TextHandler[SentenceEmbeddingConfig, Sentence]):
 
     answer_kind = answers.VECTORS
     config_class = SentenceEmbeddingConfig
-    head = Head("AutoModel", ("embeddings",), is_pooled=True)
+    head = Head("AutoModel", ("embeddings",), is_pooled=True, owner="SentenceTransformer")
     options_class = SentenceEmbeddingOptions
     results = Results(vectors("embedding"), view="vectors", api="embeddings")
 

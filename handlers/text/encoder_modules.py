@@ -11,6 +11,7 @@ import torch
 
 from handlers.checkpoints import load_strictly, load_tokenizer
 from handlers.errors import InvalidConfig
+from handlers.text import token_networks
 from handlers.text.encoders import ENCODER_DECODERS, INPUT_NAMES, SEGMENTS, UNCERTAIN_SEGMENTS, Head, takes_segments
 from handlers.text.sentence_files import read_json
 from handlers.text.sentence_network import SentenceModules
@@ -24,7 +25,7 @@ class Encoder(torch.nn.Module):
         model: torch.nn.Module,
         input_names: tuple[str, ...],
         output_names: tuple[str, ...],
-        pooling: SentenceModules | None = None,
+        pooling: SentenceModules | token_networks.TokenNetwork | None = None,
     ) -> None:
         super().__init__()
         self.model = model
@@ -43,7 +44,8 @@ class Encoder(torch.nn.Module):
         if self.pooling is None:
             return tuple(result[name] for name in self.output_names)
         mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
-        return (self.pooling(result["last_hidden_state"], mask),)
+        found = self.pooling(result[self.pooling.reads], mask)
+        return found if isinstance(found, tuple) else (found,)
 
 
 def _last_token(states: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
@@ -70,8 +72,12 @@ def load_encoder(head: Head, folder: Path, *, trust_remote_code: bool = False) -
     options = {"dtype": torch.float32, "trust_remote_code": trust_remote_code}
     is_encoder_only = head.is_pooled and read_json(folder / "config.json").get("model_type") in ENCODER_DECODERS
     auto_class = "AutoModelForTextEncoding" if is_encoder_only else head.auto_class
+    pooling: Any = SentenceModules(folder) if head.is_pooled else None
+    if head.network:
+        pooling = getattr(token_networks, head.network)(folder)
+        auto_class = pooling.auto_class
     # The pooler's vector is not the one of the token states.
-    model = load_strictly(auto_class, folder, unused=r"(^|\.)pooler\." if head.is_pooled else "(?!)", **options)
+    model = load_strictly(auto_class, folder, unused=r"(^|\.)pooler\." if pooling else "(?!)", **options)
     taken = signature(model.forward).parameters
     inputs = tuple(name for name in INPUT_NAMES if name in taken)
     has_segments = takes_segments(tokenizer, model.config, folder) if SEGMENTS in inputs else False
@@ -82,4 +88,4 @@ def load_encoder(head: Head, folder: Path, *, trust_remote_code: bool = False) -
     model.config.use_cache = False
     if hasattr(model, "score") and getattr(model.config, "pad_token_id", None) is None:
         model = LastTokenClassifier(model)
-    return Encoder(model, inputs, head.outputs, SentenceModules(folder) if head.is_pooled else None)
+    return Encoder(model, inputs, getattr(pooling, "output_names", head.outputs), pooling)

@@ -33,7 +33,7 @@ ROBERTA_LIKE = frozenset(
 ENCODER_DECODERS = frozenset({"t5", "mt5", "umt5"})  # models of which sentence-transformers uses only the encoder
 PREPARED = "prepared.json"
 # The attributes that handlers read, and `split_special_tokens`, which a backend's text lacks.
-IDS = ("pad_token_id", "eos_token_id", "cls_token_id", "unk_token_id", "all_special_ids")
+IDS = ("pad_token_id", "eos_token_id", "cls_token_id", "unk_token_id", "mask_token_id", "all_special_ids")
 SIDES = ("padding_side", "truncation_side")
 TOKENIZER_NAMES = (*IDS, *SIDES, "is_fast", "model_input_names", "model_max_length", "split_special_tokens")
 SIZES = ("hidden_size", "vocab_size", "type_vocab_size", "num_labels", "patch_size", "projection_dim")
@@ -50,6 +50,8 @@ class Head:
     outputs: tuple[str, ...]  # attributes of its result that are the task's outputs
     is_pooled: bool = False  # whether token states become the only output, one vector per text
     is_paired: bool = False  # whether every input is two texts
+    network: str = ""  # the function of handlers.text.token_networks that makes the modules after the transformer
+    owner: str = ""  # the class of sentence-transformers that answers its texts
 
 
 def takes_segments(tokenizer: Any, config: Any, folder: Path) -> bool | None:

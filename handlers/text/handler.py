@@ -68,7 +68,7 @@ class TextHandler(BatchHandler[Config, Item], Generic[Config, Item]):
     def decode(self, payload: Payload) -> Item:
         options = payload.options
         self.check(options)
-        accepts_blank = self.results.api == "embeddings"  # sentence-transformers and OpenAI embed white space
+        accepts_blank = self.results.api is not None  # sentence-transformers and OpenAI embed white space
         text = read_payload(payload, self.config.max_characters, accepts_blank=accepts_blank, **self.reading(options))
         if payload.allowance:
             payload.allowance.take("characters", len(text), self.config.max_request_characters)

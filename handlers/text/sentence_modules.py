@@ -75,7 +75,7 @@ def read_modules(folder: Path) -> list[SentenceModule]:
             f"modules.json: the first module, {first}, must be a Transformer in the folder itself; write a task for "
             "this model"
         )
-    _check_transformer(folder, NEUTRAL_TRANSFORMER)
+    check_transformer(folder, NEUTRAL_TRANSFORMER)
     if [module.kind == "Pooling" for module in modules] != [True] + [False] * (len(modules) - 1):
         raise InvalidConfig("modules.json: one Pooling must follow the Transformer, and only once")
     if modules[0].settings.get("include_prompt") is False and any(Prompts.read(folder).texts.values()):
@@ -98,11 +98,12 @@ def check_reranker(folder: Path) -> None:
         raise InvalidConfig(
             "reranking: the model's chat template renders its pairs, and is not supported; write a task for this model"
         )
-    _check_transformer(folder, NEUTRAL_RERANKER)
+    check_transformer(folder, NEUTRAL_RERANKER)
 
 
-def _check_transformer(folder: Path, neutral: Mapping[str, object]) -> None:
-    settings = transformer_settings(folder)
+def check_transformer(folder: Path, neutral: Mapping[str, object], settings: Mapping[str, Any] | None = None) -> None:
+    """Check the settings of the transformer's module; InvalidConfig if one is not supported."""
+    settings = transformer_settings(folder) if settings is None else settings
     _check_settings("Transformer", settings, neutral)
     for name in LENGTHS:
         if settings.get(name) is not None:

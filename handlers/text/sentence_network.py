@@ -64,11 +64,13 @@ class Normalize(torch.nn.Module):
 class SentenceModules(torch.nn.Module):
     """All modules after the transformer. As parts of the graph they return (B, E), not (B, T, D)."""
 
+    reads = "last_hidden_state"  # the result of the transformer that they get
+
     def __init__(self, folder: Path) -> None:
         """Load the modules; InvalidConfig if one is not supported, or its weights do not fit."""
         super().__init__()
         pooling, *others = read_modules(folder)
-        self.modes, self.others = pooling.modes, torch.nn.ModuleList(map(_load_module, others))
+        self.modes, self.others = pooling.modes, torch.nn.ModuleList(map(load_module, others))
         self.most: int | None = read_json(folder / SENTENCE_CONFIG).get("truncate_dim")
 
     def forward(self, states: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
@@ -81,7 +83,7 @@ class SentenceModules(torch.nn.Module):
         return vectors[:, : self.most]
 
 
-def _load_module(module: SentenceModule) -> torch.nn.Module:
+def load_module(module: SentenceModule) -> torch.nn.Module:
     if module.kind in ("Normalize", "Dropout"):
         return Normalize() if module.kind == "Normalize" else torch.nn.Identity()
     weights, pickled = module.folder / "model.safetensors", module.folder / "pytorch_model.bin"

@@ -1,6 +1,6 @@
 """Answers to samples by the library that owns a checkpoint: it makes tokens and segments, and reads the modules.
 
-sentence embedding -> SentenceTransformer.encode, encode_query, encode_document } if sentence-transformers
+embeddings         -> encode, encode_query, encode_document of the head's class } if sentence-transformers
 reranking          -> CrossEncoder.predict                                      } is installed
 any other task     -> AutoTokenizer on the texts, and the model of transformers
 """
@@ -12,6 +12,7 @@ from inspect import signature
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from deploy.archives.precision.inputs import fit_sample
@@ -21,9 +22,15 @@ from handlers.protocol.requests import Payload
 from handlers.text.encoder_modules import Encoder
 from handlers.text.encoders import SEGMENTS
 from handlers.text.sentence_files import read_json
+from handlers.text.token_networks import Heads
 
 MOST = 4  # samples that are compared from their text on; rows of other lengths are compared by their tokens
 OWNER = "sentence_transformers"
+# Arguments of `encode` for the outputs of a graph.
+FORMS: dict[str, dict[str, Any]] = {
+    "SparseEncoder": {"convert_to_sparse_tensor": False},
+    "MultiVectorEncoder": {"output_value": None},
+}
 SCORE_TOLERANCE = 1e-4  # the largest error of a score by the same logit
 
 
@@ -33,8 +40,10 @@ def choose_samples(task: Any, payloads: Sequence[Payload]) -> list[tuple[Any, Pa
     if getattr(task, "takes_pairs", False):
         first, second = (str(each.value) for each in payloads[:2])
         payloads = [Payload(first, {"text_pair": second}), *payloads]
-    if task.head.is_pooled:
-        kinds = [{"input_type": kind} for kind in ("query", "document")]
+    if task.head.owner:
+        # No model runs for queries with static weights.
+        sides = ("query", "document") if getattr(task, "query_weights", None) is None else ("document",)
+        kinds = [{"input_type": kind} for kind in sides]
         payloads = [*(Payload(payloads[0].value, kind) for kind in kinds), *payloads]
 
     def fits(item: Any) -> bool:
@@ -57,11 +66,13 @@ def answer(
     """Answer samples one by one, in fp32; return the library's name and the outputs of each sample."""
     is_code, library, is_reranker = task.config.trust_remote_code, "transformers", "activation" in vars(task)
     try:
-        if (task.head.is_pooled or is_reranker) and importlib.util.find_spec(OWNER):
+        # The library has no class for bge-m3's heads.
+        is_owned = task.head.owner and not isinstance(encoder.pooling, Heads)
+        if (is_owned or is_reranker) and importlib.util.find_spec(OWNER):
             library = "sentence-transformers"
             ask = _rank if is_reranker else _embed
             return library, [*ask(task, source, [each for _, each in samples], trust_remote_code=is_code)]
-        if task.head.is_pooled:
+        if encoder.pooling is not None:
             library = "transformers, with modules as read here,"
         tokenizer = load_tokenizer(source, trust_remote_code=is_code)
         return library, [_run_model(encoder, tokenizer, source, item) for item, _ in samples]
@@ -77,12 +88,15 @@ def _load(kind: str, source: Path, *, trust_remote_code: bool) -> Any:
     return getattr(importlib.import_module(OWNER), kind)(str(source), model_kwargs={"dtype": torch.float32}, **options)
 
 
-def _embed(task: Any, source: Path, samples: Sequence[Payload], *, trust_remote_code: bool) -> Iterator[list[Any]]:  # noqa: ARG001
-    model = _load("SentenceTransformer", source, trust_remote_code=trust_remote_code)
+def _embed(task: Any, source: Path, samples: Sequence[Payload], *, trust_remote_code: bool) -> Iterator[list[Any]]:
+    owner = task.head.owner
+    model = _load(owner, source, trust_remote_code=trust_remote_code)
+    form = FORMS.get(owner, {})
     for each in samples:
         kind = each.options.get("input_type")
         encode = getattr(model, f"encode_{kind}" if kind else "encode")
-        yield [encode([str(each.value)], show_progress_bar=False)[0]]
+        found = encode([str(each.value)], show_progress_bar=False, **form)[0]
+        yield [np.asarray(found["token_embeddings"] if isinstance(found, dict) else found)]
 
 
 def _rank(task: Any, source: Path, samples: Sequence[Payload], *, trust_remote_code: bool) -> Iterator[list[Any]]:
@@ -111,6 +125,6 @@ def _run_model(encoder: Encoder, tokenizer: Any, source: Path, item: Any) -> lis
     found = tokenizer(*texts, return_tensors="pt", return_token_type_ids=is_segmented)
     inputs = {name: found[name] for name in found if name in signature(encoder.model.forward).parameters}
     if encoder.pooling is not None:
-        return [encoder(**inputs)[0][0].numpy()]
+        return [each[0].numpy() for each in encoder(**inputs)]
     result = encoder.model(**inputs)
     return [result[name][0].numpy() for name in encoder.output_names]

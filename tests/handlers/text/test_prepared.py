@@ -165,7 +165,7 @@ def test_argument_that_is_not_prepared_is_an_error(prepared: Path) -> None:
             tokenizer(texts, pairs, **each)
     for known in (tokenizer, config):
         with pytest.raises(AttributeError):
-            _ = known.mask_token_id
+            _ = known.sep_token_id
 
 
 def test_changed_and_trusted_checkpoints_are_read_by_transformers(prepared: Path, tmp_path: Path) -> None:

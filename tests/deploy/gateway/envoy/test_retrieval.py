@@ -20,7 +20,7 @@ JSON = {"Content-Type": "application/json"}
 PATHS = {
     **dict.fromkeys(("/v1/embeddings", "/embed"), "embeddings"),
     **dict.fromkeys(("/v1/rerank", "/v2/rerank", "/rerank"), "rerank"),
-    **{"/v1/embed": "cohere-v1", "/v2/embed": "cohere-v2"},
+    **{"/embed_sparse": "sparse", "/pooling": "pooling", "/v1/embed": "cohere-v1", "/v2/embed": "cohere-v2"},
 }
 LONG = json.dumps(['a "quoted" text, {[\\ and a path C:\\x\n' * 50] * 500)
 

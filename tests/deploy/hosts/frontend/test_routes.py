@@ -123,6 +123,7 @@ def call(method: str, message: bytes, models: Models | None = None, *sent: tuple
     ("/v2/models/texts/versions/1.0/infer", b"a", {"version": "1.0", "path": "/v2/models/texts/versions/1.0/infer"}),
     ("/v1/embeddings", b'{"model":"texts"}', {"path": "/v1/embeddings", "api": "embeddings"}),
     ("/embed", b"{}", {"path": "/embed", "api": "embeddings"}),
+    ("/embed_sparse", b'{"model":"texts"}', {"path": "/embed_sparse", "api": "sparse"}),
     ("/v1/embed", b"{}", {"path": "/v1/embed", "api": "cohere-v1"}),
     ("/rerank", b'{"model":"texts"}', {"path": "/rerank", "api": "rerank"}),
 )
