@@ -22,7 +22,7 @@ TIMEOUT_S = 30.0
 
 
 def fetch_digest(registry: str, name: str, tag: str) -> str:
-    """Return the digest of a tag; a registry names in a 401 the server that gives a token to everybody."""
+    """Return the digest of a tag; a registry names in a 401 the server that gives a token to any client."""
     url, headers = f"{registry}/v2/{name}/manifests/{tag}", {"Accept": INDEXES}
     try:
         return _head(url, headers)

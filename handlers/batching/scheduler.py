@@ -50,6 +50,7 @@ class Scheduler:
     # By priority, as a share of the target.
     _allowances: defaultdict[int, float] = field(default_factory=lambda: defaultdict(float))
     _hurried: int = 0
+    _check: Pending | None = None  # the latest sample that was admitted beside the limits
     # When the latest rejected client should retry: turns are as far apart as the engine needs for each request.
     _turn_s: float = 0.0
 
@@ -73,7 +74,11 @@ class Scheduler:
         request.due_s = min(request.deadline_s, now_s + queue.patience_s)
         request.expires_s = now_s + min(policy.queue_timeout_s, request.timeout_s)
         items = sum(slot.error is None for slot in request.slots)
-        if queue.items and queue.items + items > policy.max_queue_items:  # an empty queue accepts any number
+        if request.is_check and (self._check is None or self._check.is_complete):
+            # Before all others and without a deadline: it shows whether the engine runs, and teaches nothing.
+            self._check, request.level, request.due_s = request, 0, now_s
+            request.deadline_s = request.expires_s = inf
+        elif queue.items and queue.items + items > policy.max_queue_items:  # an empty queue accepts any number
             message = f"{queue.items} items wait; max_queue_items is {policy.max_queue_items}."
             return Rejection("QueueFull", message, self._finish_s(queue.work_before(inf, inf, now_s), now_s))
         # Without a deadline every response is in time.

@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 from urllib.parse import parse_qs
 
@@ -28,7 +29,7 @@ from deploy.hosts.frontend.http import (
     reject,
 )
 from deploy.hosts.frontend.memory import MEMORY_BYTES, Hold, Memory
-from deploy.protocol import description
+from deploy.protocol import deep, description
 from deploy.protocol.description import strip_zeros
 from deploy.protocol.errors import RequestError, not_ready, unknown_model, unknown_version
 from deploy.protocol.rejections import BAD_REQUEST, BUSY, MISSING_MODEL, NOT_FOUND, UNKNOWN_MODEL, UNNAMED, Rejection
@@ -76,6 +77,7 @@ class Models:
         self.memory = Memory(max(memory_bytes, 3 * body_bytes))
         self._inflating = asyncio.Semaphore(MOST_INFLATING)
         self.names, self.body_bytes, self._replicas, self._preferred = list(replicas), body_bytes, replicas, preferred
+        self._checks = deep.Checks()
         self.is_draining = False  #: whether the process is about to end, and so not ready
         #: The model of /invocations, or "" if the request must name it.
         self.invoked = invocations or (self.names[0] if len(replicas) == 1 else "")
@@ -151,6 +153,16 @@ class Models:
             return {"config": description.configuration(name, document)}
         return description.metadata(name, [own], document)
 
+    async def check(self, *names: str) -> dict[str, str]:
+        """Return what is wrong with each model, by its own sample; "" if nothing is."""
+
+        async def ask(name: str) -> str:
+            answer = await self._replicas[name]("", {wire.METADATA_HEADER: deep.SAMPLE}, b"", "")
+            return deep.problem_of(answer.status if answer else 404)
+
+        found = await asyncio.gather(*(self._checks.check(name, partial(ask, name)) for name in names))
+        return dict(zip(names, found, strict=True))
+
     async def _metadata(self, name: str) -> dict[str, Any]:
         """Return a model's metadata; empty if no replica answers."""
         answer = await self._replicas[name]("", {wire.METADATA_HEADER: "1"}, b"", "")
@@ -225,6 +237,8 @@ class Routes(Application):
             if is_ready and path != "/ping":
                 answered = {"ready": True}  # KServe's client reads it
             return document(answered, 200 if is_ready else 503)
+        if path == "/v2/health/deep":
+            return document(*deep.describe(await self.models.check(*self.models.names)))
         if found := _MODEL.fullmatch(path):
             question = _QUESTIONS[found["question"]]
             described = await self.models.describe(question, found["model"], found["version"] or "")
