@@ -78,6 +78,7 @@ class RunningBatch:
     predicted_s: float
     is_wide: bool  # whether it has the whole engine
     started_s: float
+    reason: str  # why it has no more items: see `handlers.batching.batches.limit_of`
     ended: set[Entry] = field(default_factory=set)  # before the others
 
 
@@ -120,9 +121,11 @@ class Streams:
         part = Line(self.count * wide.fixed_s, self.count * wide.token_s)
         return min(self.narrow.line, part, key=lambda line: line.predict_s(tokens))
 
-    def begin(self, items: Sequence[Entry], tokens: int, now_s: float, *, is_wide: bool) -> RunningBatch:
+    def begin(
+        self, items: Sequence[Entry], tokens: int, now_s: float, *, is_wide: bool, reason: str = ""
+    ) -> RunningBatch:
         predicted_s = self.model(is_wide=is_wide).line.predict_s(tokens)
-        self.running.append(RunningBatch(tuple(items), tokens, predicted_s, is_wide, now_s))
+        self.running.append(RunningBatch(tuple(items), tokens, predicted_s, is_wide, now_s, reason))
         return self.running[-1]
 
     def end(self, running: RunningBatch, seconds: float, *, is_typical: bool) -> None:

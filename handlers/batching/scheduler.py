@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from math import ceil, inf
 
-from handlers.batching.batches import BatchLimits, count_padded_tokens, select_items
+from handlers.batching.batches import ALONE, BatchLimits, count_padded_tokens, limit_of, select_items
 from handlers.batching.engine import RunningBatch, Streams, finish_s
 from handlers.batching.pending import Entry, Pending
 from handlers.batching.policy import Policy
@@ -145,18 +145,20 @@ class Scheduler:
         is_wide = most_on_whole is not None or self.streams.is_wide(*ready)
         if ready.items == 1:
             (item,) = self.queue.ready
-            return self._begin((item,), item.cost.length, now_s, is_wide=is_wide)
+            return self._begin((item,), item.cost.length, now_s, is_wide=is_wide, reason=ALONE)
         line = self.streams.model(is_wide=is_wide).line
         limits = BatchLimits.of(self.policy, line)
         if most_on_whole is not None:
             limits = replace(limits, max_items=min(limits.max_items, most_on_whole))
         limits = limits.share_out(ready.tokens, line, [0.0] if is_wide else self.streams.busy_s(now_s))
         items = select_items(self.queue.rank(now_s), limits, line, now_s)
-        return self._begin(items, count_padded_tokens(items, limits.overhead), now_s, is_wide=is_wide)
+        reason = limit_of(items, ready.items, limits, line, now_s)
+        tokens = count_padded_tokens(items, limits.overhead)
+        return self._begin(items, tokens, now_s, is_wide=is_wide, reason=reason)
 
-    def _begin(self, items: Sequence[Entry], tokens: int, now_s: float, *, is_wide: bool) -> RunningBatch:
+    def _begin(self, items: Sequence[Entry], tokens: int, now_s: float, *, is_wide: bool, reason: str) -> RunningBatch:
         self.queue.start(items)
-        return self.streams.begin(items, tokens, now_s, is_wide=is_wide)
+        return self.streams.begin(items, tokens, now_s, is_wide=is_wide, reason=reason)
 
     def end_item(self, running: RunningBatch, item: Entry) -> None:
         running.ended.add(item)
