@@ -118,6 +118,10 @@ lock: ## resolve requirements.lock and requirements-server.lock
 lock-extras: ## resolve deploy/extras/*.lock; run it after lock
 	@for lock in deploy/extras/*.lock; do deploy/extras/lock.sh "$$(basename "$$lock" .lock)"; done
 
+.PHONY: images
+images: # raise the tags and digests of images
+	@$(BIN)/python -m docs.image_tags $(TAGS)
+
 # grpcio-tools 1.76.0 writes code for protobuf 6.31 and later; an older runtime refuses newer code, and the lock has 6.33.6. The
 # modules use a separate descriptor pool, since the default pool may contain Triton's messages, which have equal names; and
 # no runtime needs the offsets at their end.

@@ -19,24 +19,29 @@ MARK = ".torchserve-batching"
 @contextmanager
 def make_work_folder(prefix: str, parent: Path) -> Iterator[Path]:
     """Make a folder that is removed at the end, and remove those of the prefix whose processes have ended."""
-    for path in parent.glob(f"{prefix}*"):
-        # Its process holds the lock until it ends in any way. Other users' folders stay.
-        with suppress(OSError), _lock(path):
-            if stat.S_ISREG((path / MARK).lstat().st_mode) and (path / MARK).read_bytes() == prefix.encode():
-                shutil.rmtree(path)
+    remove_ended(prefix, parent)
     # It gets the prefix when it is locked. A file system without locks of folders keeps those of killed processes.
     new = Path(tempfile.mkdtemp(prefix=f".new{prefix}", dir=parent))
-    (new / "work").mkdir()
-    (new / MARK).write_text(prefix)
     handle = os.open(new, os.O_RDONLY)
     with suppress(OSError):
         fcntl.flock(handle, fcntl.LOCK_EX)
+    (new / "work").mkdir()
+    (new / MARK).write_text(prefix)
     folder = new.rename(parent / new.name.removeprefix(".new"))
     try:
         yield folder / "work"
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         os.close(handle)
+
+
+def remove_ended(prefix: str, parent: Path) -> None:
+    """Remove the folders of the prefix whose processes have ended."""
+    for path in (*parent.glob(f"{prefix}*"), *parent.glob(f".new{prefix}*")):
+        # Its process holds the lock until it ends in any way. Other users' folders stay.
+        with suppress(OSError), _lock(path):
+            if stat.S_ISREG((path / MARK).lstat().st_mode) and (path / MARK).read_bytes() == prefix.encode():
+                shutil.rmtree(path)
 
 
 @contextmanager

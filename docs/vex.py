@@ -1,6 +1,6 @@
-"""Writes the SBOM (CycloneDX 1.6) and the VEX (OpenVEX 0.2.0) of TorchServe's frontend.
+"""Writes the SBOM (CycloneDX 1.6) and the VEX (OpenVEX 0.2.0) of TorchServe's frontend, Java and Envoy.
 
-frontend.yaml, ts/frontend/model-server.jar -> frontend.cdx.json, frontend.openvex.json
+frontend.yaml, ts/frontend/model-server.jar, wheels -> frontend.cdx.json, frontend.openvex.json
 """
 
 import json
@@ -37,13 +37,29 @@ def find_components(jar: zipfile.ZipFile, entries: list[dict[str, Any]]) -> list
     return [found[purl] for purl in sorted(found)]
 
 
+def find_programs(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the components that are programs in wheels; only a wheel's file, or its own version, states theirs."""
+    found = []
+    for entry in entries:
+        wheel, location = distribution(entry["wheel"]), entry["member"]
+        version = wheel.version
+        if "pattern" in entry:
+            version = re.findall(entry["pattern"], Path(str(wheel.locate_file(location))).read_text())[0]
+        purl, cpe = entry["purl"].format(version), f"cpe:2.3:a:{entry['cpe']}:{version}:*:*:*:*:*:*:*"
+        *_, name = purl.partition("@")[0].split("/")
+        part = {"type": "application", "bom-ref": purl, "name": name, "version": version, "purl": purl, "cpe": cpe}
+        occurrences = [{"location": f"{wheel.name} {wheel.version}: {location}"}]
+        found.append({**part, "evidence": {"occurrences": occurrences}})
+    return found
+
+
 def make_statements(groups: list[dict[str, Any]], purls: list[str]) -> list[dict[str, Any]]:
     """Return an OpenVEX statement for each advisory of each group."""
     made = []
     for group in groups:
-        parts = [{"@id": purl} for name in group["of"] for purl in purls if purl.startswith(f"pkg:maven/{name}")]
+        parts = [{"@id": purl} for name in group["of"] for purl in purls if purl.partition("/")[2].startswith(name)]
         if len(parts) < len(group["of"]):
-            raise ValueError(f"{group['of']}: the jar does not contain all of them")
+            raise ValueError(f"{group['of']}: the SBOM does not contain all of them")
         kept = ("status", "justification", "action_statement")
         statement: dict[str, Any] = {name: group[name] for name in kept if name in group}
         words = "impact_statement" if group["status"] == "not_affected" else "status_notes"
@@ -59,7 +75,7 @@ def make_documents() -> dict[str, dict[str, Any]]:
     sbom, vex = (data[name] for name in ("frontend.cdx.json", "frontend.openvex.json"))
     sbom["metadata"]["component"]["hashes"] = [{"alg": "SHA-256", "content": sha256(JAR.read_bytes()).hexdigest()}]
     with zipfile.ZipFile(JAR) as jar:
-        sbom["components"] = find_components(jar, data["components"])
+        sbom["components"] = find_components(jar, data["components"]) + find_programs(data["programs"])
     vex["statements"] = make_statements(data["statements"], [each["purl"] for each in sbom["components"]])
     return {"frontend.cdx.json": sbom, "frontend.openvex.json": vex}
 

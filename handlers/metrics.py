@@ -89,6 +89,8 @@ EXECUTION_SECONDS = Counter("handler_execution_seconds_total", ("size", "phase")
 # An adaptive worker observes these as each micro-batch starts: the number of ready items, and the age of the oldest.
 QUEUE_DEPTH = Histogram("handler_queue_depth", (0, *SIZES, 512))
 QUEUE_AGE = Histogram("handler_queue_age_seconds", SECONDS)
+# Micro-batches by the reason for which they had no more items; see `handlers.batching.batches.limit_of`.
+MICRO_BATCHES = Counter("handler_micro_batches_total", ("reason",))
 # The duration of a micro-batch as a multiple of its prediction.
 PREDICTION_RATIO = Histogram(
     "handler_forward_prediction_ratio", (0.25, 0.5, 0.7, 0.8, 0.9, 0.95, 1.0, 1.05, 1.1, 1.2, 1.3, 1.5, 2.0, 4.0)
@@ -137,8 +139,12 @@ def execution_event(size: int) -> EventKind:
     return EventKind(((EXECUTIONS, (label,)),), *phases, (FORWARD,), (BATCH_SIZE,))
 
 
-# Values: the number of ready items as a micro-batch began, and the age of the oldest.
-BEGUN = EventKind((), (QUEUE_DEPTH,), (QUEUE_AGE,))
+@lru_cache(maxsize=8)
+def begin_event(reason: str) -> EventKind:
+    """Return the event of a micro-batch that begins; values: the number of ready items, and the age of the oldest."""
+    return EventKind(((MICRO_BATCHES, (reason,)),), (QUEUE_DEPTH,), (QUEUE_AGE,))
+
+
 # Values: seconds of the engine, and these as a multiple of the prediction, if there was one.
 RAN = EventKind((), ((ENGINE_BUSY, ()),))
 RAN_AS_PREDICTED = EventKind((), ((ENGINE_BUSY, ()),), (PREDICTION_RATIO,))

@@ -10,11 +10,12 @@ from pathlib import Path
 
 from deploy.command import CommandParser, run_command
 from deploy.progress import printable
-from deploy.work_folders import make_work_folder
+from deploy.work_folders import make_work_folder, remove_ended
 from torchserve_batching.parts import PARTS, write_parts
 from torchserve_client.version import VERSION
 
 PROJECT = Path(__file__).with_name("project")
+WORK = ".init-"  # the start of the name of a folder of work
 PAGE = "docs/how-to/production.md"
 WORKFLOW = Path(".github", "workflows", "models.yml")
 
@@ -48,8 +49,11 @@ def _write(folder: Path, parts: Sequence[str]) -> None:
     """Write all files or none, none of them through a link; those of an interrupted call count as written."""
     parent = folder if folder.is_dir() else folder.parent
     made = _make_folders(parent)
+    if parent == folder:
+        # A call that made the folder and was killed then worked beside it.
+        remove_ended(WORK, folder.resolve().parent)
     try:
-        with make_work_folder(".init-", parent) as work:
+        with make_work_folder(WORK, parent) as work:
             new = work / "project"
             if not parts or not (folder / "models.yaml").exists():
                 ignore = shutil.ignore_patterns("__pycache__")

@@ -2,6 +2,7 @@
 
     GET /models, /models/M/all, /models/M           -> list_models -> (model, version) -> Placement
     GET /predictions/M/V with X-Model-Metadata: 1   -> fetch_metadata -> {"platform", "inputs", "outputs", ...}
+    the same with X-Model-Metadata: sample          -> ask_sample -> the status of the model's own sample
 
 No request has `?customized=true`: an adaptive model never finishes it, and stops serving. Each request has the token of
 its API, which is read from the node's key file each time.
@@ -20,6 +21,7 @@ from yarl import URL
 
 from deploy.gateway.state import Placement
 from deploy.nodes.run.node import Node, read_tokens
+from deploy.protocol.deep import ANSWER_S, SAMPLE
 from deploy.protocol.rejections import DRAINING
 from handlers.protocol.wire import METADATA_HEADER, NAME_BYTES
 from torchserve_client.management import OVERLAP, PAGE_MODELS
@@ -60,6 +62,7 @@ async def ask(
     api: str = "management",
     method: str = "GET",
     headers: Mapping[str, str] | None = None,
+    has_document: bool = True,
 ) -> tuple[int, Any]:
     """Request a quoted path with its query from an API of a node; return the status and the document, or NodeFailed."""
     timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_S)
@@ -71,6 +74,8 @@ async def ask(
         sent["Authorization"] = f"Bearer {tokens[api]}"
     try:
         async with session.request(method, url, headers=sent, timeout=timeout) as response:
+            if not has_document:
+                return response.status, None
             async for part in response.content.iter_any():
                 body += part
                 if len(body) > RESPONSE_BYTES:
@@ -179,6 +184,13 @@ async def fetch_metadata(
     if not is_raised and (status >= 500 or status in (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS)):
         raise NodeFailed(str(status))
     return document if status == 200 and _is_metadata(document) else None
+
+
+async def ask_sample(session: aiohttp.ClientSession, node: Node, model: str, version: str) -> int:
+    """Return the status of the answer to a version's own sample."""
+    path, headers = f"/predictions/{quote(model, safe='')}/{quote(version, safe='')}", {METADATA_HEADER: SAMPLE}
+    asked = ask(session, node, path, timeout_s=ANSWER_S, api="inference", headers=headers, has_document=False)
+    return (await asked)[0]
 
 
 def _get_type(document: Any) -> Any:

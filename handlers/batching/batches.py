@@ -23,6 +23,9 @@ WAVES = 2
 WORTHWHILE_COSTS = 10.0
 RIDERS_SHARE = 0.5  # most that riders may add to a micro-batch, as a share of its predicted time
 LEAST_FILLED = 0.75  # least length of a rider, as a share of its padded length
+# Why a micro-batch has no more items: one item was ready; no other was; the most items; the deadline of its first item;
+# the most tokens, or the others have other lengths or options.
+ALONE, IDLE, FULL, DEADLINE, TOKENS = "alone", "idle", "full", "deadline", "tokens"
 PLANNED_ITEMS = 128  # most urgent items that one plan considers; its duration is quadratic in their number
 
 
@@ -60,6 +63,18 @@ def select_items(
     chosen = [urgent[index] for index in sorted(next(indices for indices in plan if 0 in indices))]
     chosen = _cut_to_deadline(chosen, line, now_s, limits.overhead)
     return _add_riders(chosen, (item for _, item in ranked[len(urgent) :]), limits, line)
+
+
+def limit_of(items: Sequence[Entry], ready: int, limits: BatchLimits, line: Line, now_s: float) -> str:
+    """Return why a micro-batch has no more of the ready items: a label of `handler_micro_batches_total`."""
+    if len(items) == ready:
+        return IDLE
+    if len(items) >= limits.max_items:
+        return FULL
+    longest = max(item.cost.length for item in items)
+    alone_s, longer_s = (line.predict_s(limits.overhead.padded(count) * longest) for count in (1, len(items) + 1))
+    is_cut = now_s + alone_s <= items[0].request.deadline_s < now_s + longer_s
+    return DEADLINE if is_cut else TOKENS
 
 
 def _cut_to_deadline(items: list[Entry], line: Line, now_s: float, overhead: Overhead) -> list[Entry]:

@@ -29,7 +29,7 @@ from handlers.batching.scheduler import Scheduler
 from handlers.batching.trial import Choice, copy_with_engine
 from handlers.engines import Divisible, available_threads
 from handlers.errors import EXPIRED
-from handlers.metrics import ABANDONED, BEGUN, DEADLINE_MISSES, RAN, RAN_AS_PREDICTED, REJECTIONS, Recorder
+from handlers.metrics import ABANDONED, DEADLINE_MISSES, RAN, RAN_AS_PREDICTED, REJECTIONS, Recorder, begin_event
 from handlers.pipeline.flow import FinishedMicroBatch, Pipeline
 from handlers.pipeline.task import Task, inputs_of
 from handlers.protocol.requests import Request
@@ -175,7 +175,7 @@ class Core:
         queue = self._scheduler.queue
         depth, oldest_s = len(queue.ready), queue.oldest_s(now_s)
         if running := self._scheduler.next_batch(now_s, most_on_whole=most_on_whole):
-            self._recorder.record([(BEGUN, (depth, oldest_s))])
+            self._recorder.record([(begin_event(running.reason), (depth, oldest_s))])
         return running
 
     def _run(self, running: RunningBatch, pipeline: Pipeline) -> None:

@@ -79,6 +79,7 @@ class RunningBatch:
     is_wide: bool  # whether it has the whole engine
     started_s: float
     size: int  # number of its items that differ
+    reason: str  # why it has no more items: see `handlers.batching.batches.limit_of`
     ended: set[Entry] = field(default_factory=set)  # before the others
 
 
@@ -121,10 +122,12 @@ class Streams:
         part = Line(self.count * wide.fixed_s, self.count * wide.token_s)
         return min(self.narrow.line, part, key=lambda line: line.predict_s(tokens))
 
-    def begin(self, items: Sequence[Entry], size: int, tokens: int, now_s: float, *, is_wide: bool) -> RunningBatch:
+    def begin(
+        self, items: Sequence[Entry], size: int, tokens: int, now_s: float, *, is_wide: bool, reason: str = ""
+    ) -> RunningBatch:
         """Begin a micro-batch of items of which `size` differ."""
         predicted_s = self.model(is_wide=is_wide).line.predict_s(tokens)
-        self.running.append(RunningBatch(tuple(items), tokens, predicted_s, is_wide, now_s, size))
+        self.running.append(RunningBatch(tuple(items), tokens, predicted_s, is_wide, now_s, size, reason))
         return self.running[-1]
 
     def end(self, running: RunningBatch, seconds: float, *, is_typical: bool) -> None:

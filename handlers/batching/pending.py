@@ -34,6 +34,7 @@ class Pending(Job[Entry]):
     priority: int | None = None  # as its client asks, 1 being first; None for the policy's default
     timeout_s: float = inf  # the longest that its client waits; it can only shorten the policy's limits
     level: int = 1  # the priority that it was admitted with
+    is_check: bool = False  # see `Request`
     number: int = -1  # the number of requests admitted before it; -1 if it was rejected
     deadline_s: float = inf  # when its answer is due
     due_s: float = inf  # its order within its level: the deadline, or without a target what patience allows
@@ -52,7 +53,14 @@ class Pending(Job[Entry]):
 
     @classmethod
     def of(cls, request: Request, arrived_s: float) -> "Pending":
-        return cls(request.form, make_slots(request, Entry), arrived_s, request.is_grpc, terms=request.terms)
+        return cls(
+            request.form,
+            make_slots(request, Entry),
+            arrived_s,
+            request.is_grpc,
+            terms=request.terms,
+            is_check=request.is_check,
+        )
 
     def fail(self, error: ItemError) -> None:
         """Replace all items by one error; new slots, since a thread may be decoding an item into its old slot."""

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from math import ceil, inf
 
-from handlers.batching.batches import BatchLimits, count_padded_tokens, select_items
+from handlers.batching.batches import ALONE, BatchLimits, count_padded_tokens, limit_of, select_items
 from handlers.batching.engine import RunningBatch, Streams, finish_s
 from handlers.batching.pending import Entry, Pending
 from handlers.batching.policy import Policy
@@ -51,6 +51,7 @@ class Scheduler:
     # By priority, as a share of the target.
     _allowances: defaultdict[int, float] = field(default_factory=lambda: defaultdict(float))
     _hurried: int = 0
+    _check: Pending | None = None  # the latest sample that was admitted beside the limits
     # When the latest rejected client should retry: turns are as far apart as the engine needs for each request.
     _turn_s: float = 0.0
 
@@ -74,7 +75,11 @@ class Scheduler:
         request.due_s = min(request.deadline_s, now_s + queue.patience_s)
         request.expires_s = now_s + min(policy.queue_timeout_s, request.timeout_s)
         items = sum(slot.is_open for slot in request.slots)
-        if queue.items and queue.items + items > policy.max_queue_items:  # an empty queue accepts any number
+        if request.is_check and (self._check is None or self._check.is_complete):
+            # Before all others and without a deadline: it shows whether the engine runs, and teaches nothing.
+            self._check, request.level, request.due_s = request, 0, now_s
+            request.deadline_s = request.expires_s = inf
+        elif queue.items and queue.items + items > policy.max_queue_items:  # an empty queue accepts any number
             message = f"{queue.items} items wait; max_queue_items is {policy.max_queue_items}."
             return Rejection("QueueFull", message, self._finish_s(queue.work_before(inf, inf, now_s), now_s))
         # Without a deadline every response is in time.
@@ -142,17 +147,25 @@ class Scheduler:
         is_wide = most_on_whole is not None or self.streams.is_wide(*ready)
         if ready.items == 1:
             ((_, item),) = ranked
-            return self._begin((item,), equal, item.cost.length, now_s, is_wide=is_wide)
+            return self._begin((item,), equal, item.cost.length, now_s, is_wide=is_wide, reason=ALONE)
         line = self.streams.model(is_wide=is_wide).line
         limits = BatchLimits.of(self.policy, line)
         if most_on_whole is not None:
             limits = replace(limits, max_items=min(limits.max_items, most_on_whole))
         limits = limits.share_out(ready.tokens, line, [0.0] if is_wide else self.streams.busy_s(now_s))
         items = select_items(ranked, limits, line, now_s)
-        return self._begin(items, equal, count_padded_tokens(items, limits.overhead), now_s, is_wide=is_wide)
+        reason, tokens = limit_of(items, ready.items, limits, line, now_s), count_padded_tokens(items, limits.overhead)
+        return self._begin(items, equal, tokens, now_s, is_wide=is_wide, reason=reason)
 
     def _begin(
-        self, items: Sequence[Entry], equal: Mapping[Entry, list[Entry]], tokens: int, now_s: float, *, is_wide: bool
+        self,
+        items: Sequence[Entry],
+        equal: Mapping[Entry, list[Entry]],
+        tokens: int,
+        now_s: float,
+        *,
+        is_wide: bool,
+        reason: str,
     ) -> RunningBatch:
         """Begin a micro-batch of items, and of those that are equal to them."""
         all_items = [each for item in items for each in (item, *equal.get(item, ()))] if equal else items
@@ -163,7 +176,7 @@ class Scheduler:
                 item.key = None
                 for each in equal.get(item, ()):
                     item.key = each.key = id(item)
-        return self.streams.begin(all_items, len(items), tokens, now_s, is_wide=is_wide)
+        return self.streams.begin(all_items, len(items), tokens, now_s, is_wide=is_wide, reason=reason)
 
     def end_item(self, running: RunningBatch, item: Entry) -> None:
         running.ended.add(item)

@@ -69,7 +69,9 @@ def _check_context(device: torch.device) -> None:
 
 
 class TorchEngine:
-    """Runs a module that is on its device and in its precision already. The hook `load` of a task with its own network:
+    """Runs a module that is on its device and in its precision already.
+
+    The hook `load` of a task with its own network:
 
         from network import Network  # a module beside the task
 

@@ -35,13 +35,14 @@ from handlers.pipeline.failures import fail, find_excess, isolate
 from handlers.pipeline.jobs import AnySlot, Job, Slot, fold, make_job
 from handlers.pipeline.micro_batches import plan_micro_batches
 from handlers.pipeline.reply_headers import headers_of
-from handlers.pipeline.task import Reporting, Task, decode
+from handlers.pipeline.task import Reporting, Task, decode, samples_of
 from handlers.protocol.api_forms import Answer
 from handlers.protocol.metadata import METADATA_HEADER
 from handlers.protocol.requests import Allowance, Payload, Request
 from handlers.protocol.responses import Form, OneItem, Response
 from handlers.protocol.rows import fail_request, read_headers
 from handlers.protocol.terms import TERMS_HEADERS
+from handlers.protocol.wire import SAMPLE
 
 logger = logging.getLogger(__name__)
 
@@ -111,7 +112,8 @@ class Pipeline:
         # TorchServe's predictions have EXPLAIN, so a client's header cannot turn one into a description.
         if METADATA_HEADER in headers or (explain is None and headers.get(DESCRIBE) == "True"):
             _import_grpc()
-            return Request((), self._task.metadata)
+            samples = samples_of(self._task) if headers.get(METADATA_HEADER) == SAMPLE else []
+            return Request((samples[0],), is_check=True) if samples else Request((), self._task.metadata)
         try:
             request = fail_request(headers, NO_EXPLANATION) if explain == "True" else self._task.unpack(row, headers)
         except Exception as error:

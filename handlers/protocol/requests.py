@@ -87,6 +87,7 @@ class Request:
     form: Form = field(default_factory=OneItem)
     terms: Mapping[str, Any] = field(default_factory=dict)  # unchecked; see `Terms`
     is_grpc: bool = False  # by TorchServe's own gRPC
+    is_check: bool = False  # the model's own sample, which no full queue rejects
 
 
 class Items(Protocol):

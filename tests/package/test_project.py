@@ -5,6 +5,7 @@ import logging
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -65,6 +66,50 @@ def test_project_is_not_written_over_a_file(tmp_path: Path, capsys: pytest.Captu
         capsys.readouterr().err == f"init: {tmp_path / 'models.yaml'} exists; nothing is written: name another folder\n"
     )
     assert [path.name for path in tmp_path.iterdir()] == ["models.yaml"]
+
+
+# Ends `init` at a line of its modules, or prints their number.
+ENDING = """
+import os, signal, sys
+import torchserve_batching.init as init
+last, seen = int(sys.argv[1]), 0
+
+def count(frame, event, _):
+    global seen
+    if not frame.f_code.co_filename.endswith(("init.py", "work_folders.py", "shutil.py")):
+        return None
+    if event == "line":
+        if seen == last:
+            os.kill(os.getpid(), signal.SIGKILL)
+        seen += 1
+    return count
+
+sys.settrace(count)
+assert init.main([sys.argv[2]]) == 0
+sys.settrace(None)
+print(seen)
+"""
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+def test_init_that_is_killed_is_repeated_and_leaves_nothing_else(is_there: bool, tmp_path: Path) -> None:
+    def call(folder: Path, last: int) -> int:
+        (folder if is_there else folder.parent).mkdir(parents=True, exist_ok=True)
+        words = [sys.executable, "-c", ENDING, str(last), str(folder)]
+        done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+        assert done.returncode in (0, -signal.SIGKILL), done.stderr
+        return 0 if done.returncode else int(done.stdout.split()[-1])
+
+    def files(folder: Path) -> dict[str, bytes]:
+        return {str(each.relative_to(folder)): each.read_bytes() for each in folder.rglob("*") if each.is_file()}
+
+    lines = call(tmp_path / "whole" / "own", 10**9)
+    wanted = files(tmp_path / "whole")
+    # At the end the folder has its name, and the work beside it is being removed.
+    for last in (*(lines * number // 6 for number in range(6)), lines - 20):
+        folder = tmp_path / str(last) / "own"
+        assert call(folder, last) == 0 and call(folder, 10**9)
+        assert files(folder.parent) == wanted
 
 
 def test_project_is_written_whole_or_not_at_all_and_through_no_link(tmp_path: Path) -> None:

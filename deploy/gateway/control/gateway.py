@@ -28,6 +28,7 @@ from deploy.gateway.supervisor import PROBLEM
 from deploy.gateway.traffic import Traffic
 from deploy.gateway.watch import Watch, merge_models, read_known, read_saved, write_known
 from deploy.nodes.run.node import Node, replace_file
+from deploy.protocol.deep import Checks
 from deploy.protocol.errors import RequestError
 from handlers.config import SETTINGS
 
@@ -64,7 +65,7 @@ class Control:
         self.fleet = Fleet()
         # The problem of gateway.yaml (`Configuration`).
         self.unapplied, self.is_shut = "", False
-        self.traffic = Traffic()
+        self.traffic, self.checks = Traffic(), Checks()
         self.session = aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar())
         self._envoy, self._state_dir = envoy, state_dir
         self._known = read_known(state_dir / KNOWN)

@@ -14,10 +14,12 @@ from google.protobuf.json_format import ParseDict
 from google.protobuf.message import DecodeError, Message
 
 from deploy.gateway.control import repository
+from deploy.gateway.control.deep import check as check_deeply
 from deploy.gateway.control.errors import read_body
 from deploy.gateway.control.gateway import GATEWAY, Control
 from deploy.gateway.state import Fleet, ServedModel, ServedVersion
 from deploy.protocol import description, messages_pb2
+from deploy.protocol.deep import describe as describe_deep
 from deploy.protocol.description import describe_embedder, describe_server, list_models, strip_zeros
 from deploy.protocol.errors import RequestError, not_ready, unknown_model, unknown_version
 from deploy.protocol.rejections import NOT_FOUND, UNNAMED
@@ -35,6 +37,13 @@ routes = web.RouteTableDef()
 @routes.get("/v2/")
 async def server(request: web.Request) -> web.Response:
     return web.json_response(_describe_server(request.app[GATEWAY]))
+
+
+@routes.get("/v2/health/deep")
+async def deep_health(request: web.Request) -> web.Response:
+    gateway = request.app[GATEWAY]
+    document, status = describe_deep(*await check_deeply(gateway, *gateway.fleet.models))
+    return web.json_response(document, status=status)
 
 
 @routes.get(f"{VERSION}/stats")
@@ -137,7 +146,7 @@ def _names(request: web.Request) -> list[str]:
 METHODS: dict[str, Callable[[Control, Any], Any]] = {
     "ServerLive": lambda _, __: {"live": True},
     "ServerReady": lambda gateway, _: {"ready": gateway.fleet.is_ready},
-    "Check": lambda gateway, message: _health(gateway.fleet, message.service),
+    "Check": lambda gateway, message: _health(gateway, message.service),
     "ServerMetadata": lambda gateway, _: _describe_server(gateway),
     "ModelReady": lambda gateway, message: {"ready": _is_ready(gateway.fleet, message.name, message.version)},
     "ModelMetadata": lambda gateway, message: metadata(gateway.fleet, message.name, message.version),
@@ -241,11 +250,14 @@ def _index(gateway: Control, is_ready_only: bool) -> list[dict[str, str]]:
     return documents
 
 
-def _health(fleet: Fleet, service: str) -> dict[str, Any]:
+async def _health(gateway: Control, service: str) -> dict[str, Any]:
     """See https://github.com/grpc/grpc/blob/master/doc/health-checking.md: 1 is SERVING, 2 is NOT_SERVING."""
-    if service not in ("", SERVICE):
-        raise RequestError(404, "unknown service")
-    return {"status": 1 if fleet.is_ready else 2}
+    if service in ("", SERVICE):
+        return {"status": 1 if gateway.fleet.is_ready else 2}
+    if service not in gateway.fleet.models:
+        raise RequestError(404, "unknown service: a model's name is expected")
+    _, is_ready = await check_deeply(gateway, service)
+    return {"status": 1 if is_ready else 2}
 
 
 def _is_ready(fleet: Fleet, model: str, version: str) -> bool:

@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 from urllib.parse import parse_qs
 
@@ -29,10 +30,11 @@ from deploy.hosts.frontend.http import (
     reject,
 )
 from deploy.hosts.frontend.memory import MEMORY_BYTES, Hold, Memory
-from deploy.protocol import description
+from deploy.hosts.frontend.methods import check_method, not_served
+from deploy.protocol import deep, description
 from deploy.protocol.description import strip_zeros
 from deploy.protocol.errors import RequestError, not_ready, unknown_model, unknown_version
-from deploy.protocol.rejections import BAD_REQUEST, BUSY, MISSING_MODEL, NOT_FOUND, UNKNOWN_MODEL, UNNAMED, Rejection
+from deploy.protocol.rejections import BAD_REQUEST, BUSY, MISSING_MODEL, UNKNOWN_MODEL, UNNAMED, Rejection
 from handlers.errors import BodyTooLarge, InvalidInput, MalformedMessage
 from handlers.protocol import wire
 from handlers.protocol.api_forms import error_document
@@ -56,11 +58,6 @@ MOST_INFLATING = 2  # large bodies at once
 _INFLATERS = ThreadPoolExecutor(MOST_INFLATING, "reader_inflating")
 _SERVER = {"/v2": "ServerMetadata", "/v2/health/live": "ServerLive", "/v2/models/stats": "ModelStatistics"}
 _JSON = re.compile(wire.JSON_PATHS)
-# The methods of each path, as the gateway has them (deploy/gateway/envoy/route.yaml). TorchServe's predictions
-# accept any; the gateway passes those of its clients on.
-READS = ("GET", "HEAD")
-_PREDICTIONS = re.compile(r"/predictions/.+")
-_POSTS = re.compile(r"/v2/models/.+/infer|/v1/models/.+:predict|/invocations")
 _FORM = re.compile(r"application/x-www-form-urlencoded|multipart/", re.IGNORECASE)
 
 
@@ -79,6 +76,7 @@ class Models:
         self._inflating = asyncio.Semaphore(MOST_INFLATING)
         self.body_bytes, self._replicas, self._preferred = body_bytes, replicas, preferred
         self.repository: repository.Repository | None = None  #: of models that are loaded at their first request
+        self._checks = deep.Checks()
         self.is_draining = False  #: whether the process is about to end, and so not ready
         #: The model of /invocations, or "" if the request must name it.
         self.invoked = invocations or (self.names[0] if len(replicas) == 1 else "")
@@ -167,6 +165,16 @@ class Models:
             return {"config": description.configuration(name, document)}
         return description.metadata(name, [own], document)
 
+    async def check(self, *names: str) -> dict[str, str]:
+        """Return what is wrong with each model, by its own sample; "" if nothing is."""
+
+        async def ask(name: str) -> str:
+            answer = await self._replicas[name]("", {wire.METADATA_HEADER: deep.SAMPLE}, b"", "")
+            return deep.problem_of(answer.status if answer else 404)
+
+        found = await asyncio.gather(*(self._checks.check(name, partial(ask, name)) for name in names))
+        return dict(zip(names, found, strict=True))
+
     async def _metadata(self, name: str, how: str = "1") -> dict[str, Any]:
         """Return a model's metadata; empty if no replica answers."""
         answer = await self._replicas[name]("", {wire.METADATA_HEADER: how}, b"", "")
@@ -240,12 +248,8 @@ class Routes(Application):
         if path in _SERVER or path == "/info":
             models = self.models
             return document(await (models.describe(_SERVER[path]) if path in _SERVER else models.describe_embedder()))
-        if path in ("/ping", "/v2/health/ready"):
-            is_ready = (await self.models.describe("ServerReady"))["ready"]
-            answered: dict[str, Any] = {"status": "Healthy" if is_ready else "Unhealthy"}
-            if is_ready and path != "/ping":
-                answered = {"ready": True}  # KServe's client reads it
-            return document(answered, 200 if is_ready else 503)
+        if path in ("/ping", "/v2/health/ready", "/v2/health/deep"):
+            return await self._health(path)
         if found := _MODEL.fullmatch(path):
             question = _QUESTIONS[found["question"]]
             described = await self.models.describe(question, found["model"], found["version"] or "")
@@ -253,6 +257,17 @@ class Routes(Application):
                 return Response(200 if described["ready"] else 503, b"")
             return document(described.get("config", described))
         raise not_served(method, path)
+
+    async def _health(self, path: str) -> Response:
+        if path == "/v2/health/deep":
+            # A store loads no model for it.
+            ready = [name for name, state in self.models.states.items() if state in ("", "READY")]
+            return document(*deep.describe(await self.models.check(*ready)))
+        is_ready = (await self.models.describe("ServerReady"))["ready"]
+        answered: dict[str, Any] = {"status": "Healthy" if is_ready else "Unhealthy"}
+        if is_ready and path != "/ping":
+            answered = {"ready": True}  # KServe's client reads it
+        return document(answered, 200 if is_ready else 503)
 
     async def close(self) -> None:
         if self._close is not None:
@@ -283,20 +298,3 @@ def _in_form(path: str, answer: Response) -> Response:
     is_v2 = path.startswith("/v2") and not api
     content = {"error": message} if is_v2 else error_document(answer.status, kind, message, field, api)
     return document(content, answer.status, answer.headers)
-
-
-def check_method(method: str, path: str) -> None:
-    """Reject a method that a path does not have: 404, in the form of the path's protocol."""
-    is_posted = path in wire.APIS or bool(_POSTS.fullmatch(path))
-    allowed = ("GET", "POST", "PUT") if _PREDICTIONS.fullmatch(path) else ("POST",) if is_posted else READS
-    if method not in allowed:
-        raise not_served(method, path)
-
-
-def not_served(method: str, path: str) -> Exception:
-    """Return the error of a method or a path that is not served: 404, in the form of the path's protocol."""
-    if path in wire.APIS or f"{path}/".startswith("/v1/models/"):
-        return Rejected(UNKNOWN_MODEL)
-    if f"{path}/".startswith("/v2/") and not path.startswith("/v2/repository"):
-        return RequestError(404, f"{method[:20]} {path[:200]}: unknown route")
-    return Rejected(NOT_FOUND)

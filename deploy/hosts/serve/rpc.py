@@ -3,25 +3,30 @@
 a call -> its message, in time -> deploy.hosts.frontend.grpc.Service -> the answer has left
 
 gRPC's library takes a message whole, and tells nothing of one that is under way. So a call that waits for long counts
-as a whole message; if there is no memory for it, it is rejected. Health reads no message, and so has no limit to fill.
+as a whole message; if there is no memory for it, it is rejected. Health answers for the server without a message, and
+so has no limit to fill; a message may name a model.
 """
 
 import asyncio
 import time
+from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from deploy.hosts.frontend.grpc import REPOSITORY_METHODS, Service, fail
 from deploy.hosts.frontend.memory import Hold, expire
 from deploy.hosts.frontend.routes import Models
 from deploy.hosts.serve.access_log import AccessLog, id_of
 from deploy.hosts.serve.limits import HostLimits
+from deploy.protocol import messages_pb2
 from deploy.protocol.rejections import BUSY, LATE, Rejection
 from handlers.protocol.statuses import INVALID_ARGUMENT, meaning_of
 from handlers.protocol.wire import GRPC_METHODS, SERVICE
 
+UNKNOWN = grpc.StatusCode.NOT_FOUND.value[0]
 SERVING, NOT_SERVING = b"\x08\x01", b"\x08\x02"  # HealthCheckResponse of grpc.health.v1: its one field, as bytes
 MOST_STREAMS = 100  # calls at once of a connection
 CALL_BYTES = 20480  # of a call besides its message, as measured
@@ -74,6 +79,22 @@ class Calls:
 
         return grpc.stream_unary_rpc_method_handler(call, response_serializer=bytes)
 
+    async def check(self, _: Any, context: Any) -> bytes:
+        """Answer grpc.health.v1 about the server, or about a model, which is asked."""
+        hold, message = Hold(self._models.memory), b""
+        context.add_done_callback(lambda _: hold.free())
+        with suppress(TimeoutError):
+            message = await self._read(hold, context)
+        try:
+            name = messages_pb2.CheckRequest.FromString(message).service if isinstance(message, bytes) else ""
+        except DecodeError:
+            return fail(context, INVALID_ARGUMENT, "The message is not a valid HealthCheckRequest.")
+        if name in ("", SERVICE):
+            return NOT_SERVING if self._models.is_draining else SERVING
+        if name not in self._models.names:
+            return fail(context, UNKNOWN, f"unknown service {name[:100]}: expected a model's name")
+        return NOT_SERVING if any((await self._models.check(name)).values()) else SERVING
+
     async def _read(self, hold: Hold, context: Any) -> Any:
         async with asyncio.timeout(None) as deadline:
             if not hold.take(CALL_BYTES):
@@ -115,13 +136,9 @@ async def start(models: Models, address: str, limits: HostLimits, log: AccessLog
         "grpc.max_connection_age_ms": 1000 * limits.keep_alive_s,
         "grpc.max_connection_age_grace_ms": max(1, int(1000 * (limits.body_s + limits.drain_s))),
     }
-
-    async def check(_: Any, __: Any) -> bytes:
-        return NOT_SERVING if models.is_draining else SERVING
-
     names = (*GRPC_METHODS, *(REPOSITORY_METHODS if models.repository else ()))
     methods = {name: calls.handler(getattr(service, name)) for name in names}
-    health = {"Check": grpc.stream_unary_rpc_method_handler(check)}
+    health = {"Check": grpc.stream_unary_rpc_method_handler(calls.check)}
     server = grpc.aio.server(options=[*options.items()])
     for name, handlers in ((SERVICE, methods), ("grpc.health.v1.Health", health)):
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(name, handlers),))

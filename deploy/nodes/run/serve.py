@@ -81,6 +81,7 @@ def start(nodes: Sequence[LocalNode], *, is_own: bool = False) -> None:
 def start_one(node: LocalNode) -> None:
     """Start one node with the models of its configuration, or those that were registered before."""
     if node.server.settings.has_model_api:
+        production.check_load_models(node.server)
         start_node(node)
     else:
         production.verify(node)

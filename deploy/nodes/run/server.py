@@ -192,7 +192,7 @@ class Server:
     def wait_answer(self) -> bool:
         """Wait until the management API answers; return False if the server ends, or takes too long."""
         wait_until(lambda: self._answers() or self.pid() is None, START_TIMEOUT_S)
-        return self._answers()
+        return self.pid() is not None and self._answers()  # if it has ended, another may have taken its port
 
     def _answers(self) -> bool:
         try:

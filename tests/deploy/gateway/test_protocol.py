@@ -6,9 +6,10 @@ from typing import Any
 
 from deploy.gateway.control.protocol import configuration
 from deploy.gateway.state import Fleet, Placement, ServedModel, ServedVersion
-from deploy.protocol import messages_pb2
+from deploy.protocol import deep, messages_pb2
 from tests.deploy.gateway.conftest import Scene
 from tests.deploy.gateway.envoy.stand_ins import METADATA, described
+from tests.handlers.serving import Patch
 
 UNKNOWN = "Request for unknown model: 'x' is not found"
 
@@ -74,6 +75,29 @@ def test_configuration_is_what_tritons_tools_read() -> None:
         (configured(precision="bf16", proofs={"int8": proof}), {"precision": "bf16", "proof.int8": json.dumps(proof)}),
     ):
         assert {name: each["string_value"] for name, each in config["parameters"].items()} == expected
+
+
+def test_deep_health_needs_one_node_that_answers_the_models_own_sample(scene: Scene, monkeypatch: Patch) -> None:
+    def look() -> tuple[int, Any, bytes]:
+        named = b"\x0a\x0aclassifier"  # of grpc.health.v1: the field `service`
+        return *scene.ask("GET", "/v2/health/deep"), scene.call("/grpc.health.v1.Health/Check", named)[2]
+
+    serving, not_serving = b"\x08\x01", b"\x08\x02"
+    assert look() == (200, {"ready": True}, serving)
+    asked = scene.first.seen["/predictions/classifier/1.0"]
+    # The result of a moment ago answers other probes.
+    assert (asked, look(), scene.first.seen["/predictions/classifier/1.0"]) == (1, (200, {"ready": True}, serving), 1)
+    monkeypatch.setattr(deep, "KEPT_S", 0.0)
+    scene.first.answers["/predictions/classifier/1.0"] = 500, {}, b""
+    problem = "its own sample returned 500"
+    assert look() == (200, {"ready": True, "problems": {"classifier on node-1": problem}}, serving)
+    scene.second.do = "wait"  # it hangs
+    monkeypatch.setattr(deep, "ANSWER_S", 0.2)
+    problems = {"classifier on node-1": problem, "classifier on node-2": "its own sample had no answer in 0.2 s"}
+    assert look() == (503, {"ready": False, "problems": problems}, not_serving)
+    # A full queue is no reason to restart a node.
+    scene.first.answers["/predictions/classifier/1.0"] = 503, {}, b""
+    assert look()[::2] == (200, serving)
 
 
 def test_ready_means_that_a_worker_of_every_model_answers(scene: Scene) -> None:

@@ -3,7 +3,7 @@
 from math import inf
 from typing import Any
 
-from handlers.batching.batches import BatchLimits, select_items
+from handlers.batching.batches import BatchLimits, limit_of, select_items
 from handlers.batching.engine import Line
 from handlers.batching.pending import Entry, Pending
 from handlers.batching.policy import Policy
@@ -54,6 +54,25 @@ def test_riders_take_little_padding_and_at_most_half_of_its_time(
     ranked = [*((OWN, slot(each)) for each in own), *((LATER, slot(each)) for each in others)]
     assert select(*ranked, **limits) == expected
     assert select(*ranked[: len(own)], (LATER, slot(100, group="a")), **limits) == own
+
+
+@table(
+    ([100, 90], {}, "idle"),
+    ([100, 100, 100], {"max_items": 2}, "full"),
+    ([100, 90, 80], {"max_tokens": 200}, "tokens"),
+    # The plan leaves items of other lengths, and of other options, for the next micro-batch.
+    ([100, 1], {"max_tokens": 150}, "tokens"),
+    ([100, 90], {"due_s": 10.15}, "deadline"),
+)
+def test_micro_batch_says_why_it_has_no_more_items(lengths: list[int], limits: Any, reason: str) -> None:
+    limits, due_s = dict(limits), limits.get("due_s", inf)
+    limits.pop("due_s", None)
+    ranked, most = (
+        [(OWN, slot(each, due_s)) for each in lengths],
+        BatchLimits(**{"max_items": 9, "max_tokens": 1000, **limits}),
+    )
+    items = select_items(ranked, most, LINE, 10.0)
+    assert limit_of(items, len(ranked), most, LINE, 10.0) == reason
 
 
 def test_limits_are_those_of_the_settings_or_of_half_of_the_target() -> None:

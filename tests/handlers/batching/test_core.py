@@ -11,6 +11,8 @@ from unittest.mock import patch
 import pytest
 
 from deploy.hosts.frontend.replica import Replica
+from deploy.hosts.frontend.routes import Models
+from deploy.protocol import deep
 from handlers.batching.arrivals import Arrivals
 from handlers.batching.core import Core
 from handlers.batching.engine import LatencyModel, Streams
@@ -20,6 +22,7 @@ from handlers.batching.scheduler import Scheduler
 from handlers.config import HandlerConfig
 from handlers.continuous.exchanges import select_complete
 from handlers.metrics import ABANDONED, Recorder
+from handlers.protocol import wire
 from handlers.protocol.requests import Cost, Payload, Request
 from tests.handlers.batching.frontend import Frontend
 from tests.handlers.batching.gated import TIMEOUT_S, GatedHandler, Start, ThreadedHandler, state, wait_for, write_list
@@ -91,6 +94,53 @@ def test_host_runs_quick_micro_batches_on_its_event_loop_and_others_on_threads(
         monkeypatch.setattr("deploy.hosts.frontend.replica.QUICK_S", quick_s)
         assert asyncio.run(ask_all()) == [(200, b"%.1f" % (2 * number)) for number in range(8)]
     assert (True in ran_on) == (quick_s > 0)
+
+
+def test_deep_health_is_that_of_the_engine_and_a_full_queue_changes_nothing(start: Start, monkeypatch: Patch) -> None:
+    handler = start(GatedHandler, {"max_batch_items": 1}, max_queue_items=2)
+    with patch("deploy.hosts.frontend.replica.LoadedArchive", return_value=SimpleNamespace(
+        name="double", version="1.0", handler=handler)):  # fmt: skip
+        replica = Replica("", threads=0, gpu=None, metrics=None)
+    models = Models({"double": replica.answer}, None, 1000)
+    assert deep.SAMPLE == wire.SAMPLE
+    monkeypatch.setattr(deep, "KEPT_S", 0.0)
+    monkeypatch.setattr("deploy.hosts.frontend.replica.QUICK_S", 0.0)  # the gate would stop the event loop
+
+    async def look() -> tuple[str, list[int]]:
+        assert await models.check("double") == {"double": ""}
+        handler.module.batches.clear()
+        handler.gate.clear()
+        tasks = [asyncio.ensure_future(replica.predict(HEADERS, b"2"))]
+        while not state(handler).running_batches:
+            await asyncio.sleep(0.001)
+        tasks += [asyncio.ensure_future(replica.predict(HEADERS, b"%d" % n)) for n in (4, 6, 8)]
+        while state(handler).waiting_items < 2:
+            await asyncio.sleep(0.001)
+        # It goes before those that wait, and all probes share it.
+        probes = [asyncio.ensure_future(models.check("double")) for _ in range(3)]
+        while state(handler).waiting_items < 3:
+            await asyncio.sleep(0.001)
+        assert state(handler).in_flight <= 5
+        handler.gate.set()
+        assert [*(each["double"] for each in await asyncio.gather(*probes))] == ["", "", ""]
+        statuses = [each.status for each in await asyncio.gather(*tasks)]
+        # A micro-batch that hangs, and then an input after which every pass fails.
+        handler.gate.clear()
+        hanging = asyncio.ensure_future(replica.predict(HEADERS, b"2"))
+        monkeypatch.setattr(deep, "ANSWER_S", 0.05)
+        hung = (await models.check("double"))["double"]
+        handler.gate.set()
+        assert (await hanging).status == 200
+        monkeypatch.setattr(deep, "ANSWER_S", TIMEOUT_S)
+        assert await models.check("double") == {"double": ""}
+        with patch.object(GatedHandler, "forward", side_effect=RuntimeError("poisoned")):
+            assert (await replica.predict(HEADERS, b"2")).status == 500
+            failing = (await models.check("double"))["double"]
+        return "; ".join((hung, failing)), sorted(statuses)
+
+    problems, statuses = asyncio.run(look())
+    assert problems == "its own sample had no answer in 0.05 s; its own sample returned 500"
+    assert statuses == [200, 200, 200, 503] and handler.module.batches[:3] == [[2], [1], [4]]
 
 
 def test_waiting_request_that_is_cancelled_never_runs_and_a_running_one_is_dropped(handler: GatedHandler) -> None:

@@ -269,6 +269,7 @@ def test_metrics_say_what_was_rejected_missed_and_exchanged(start: Start) -> Non
         totals[" ".join([each.counter.name.removeprefix("handler_"), *each.labels])] += each.value
     counted = {"rejections_total QueueTimeout": 1, "rejections_total QueueFull": 1, "deadline_misses_total": 2}
     counted |= {"requests_total success": 3, "requests_total fail": 2, "executions_total 1": 3}
+    counted |= {"micro_batches_total alone": 2, "micro_batches_total full": 1}
     counted |= dict.fromkeys(("queue_depth_count", "forward_prediction_ratio_count", "engine_wait_seconds_count"), 3)
     assert {name: totals[name] for name in counted} == counted and totals["exchanges_total"] >= 1
     # One request waited at the gate, and two in the queue.

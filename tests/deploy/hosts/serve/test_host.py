@@ -57,8 +57,13 @@ def test_routes_are_those_of_a_node(served: Host) -> None:
     assert requests.delete(f"{served.url}/models/colours", timeout=9).status_code == 405
     labels = 'ModelName="colours",ModelVersion="1.0",outcome="success",Hostname='
     until(lambda: f"handler_requests_total{{{labels}" in requests.get(f"{served.url}/metrics", timeout=9).text)
+    deep = requests.get(f"{served.url}/v2/health/deep", timeout=9)
+    assert (deep.status_code, deep.json()) == (200, {"ready": True})
     with grpc.insecure_channel(served.grpc) as channel:
-        assert channel.unary_unary("/grpc.health.v1.Health/Check")(b"") == b"\x08\x01"
+        check = channel.unary_unary("/grpc.health.v1.Health/Check")
+        assert [check(message) for message in (b"", b"\x0a\x07colours")] == [b"\x08\x01"] * 2
+        with pytest.raises(grpc.RpcError, match="expected a model's name"):
+            check(b"\x0a\x01x")
         assert channel.unary_unary("/inference.GRPCInferenceService/ServerReady")(b"") == b"\x08\x01"
 
 

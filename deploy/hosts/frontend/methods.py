@@ -1,0 +1,31 @@
+"""The methods of each path, and the errors of a path or method that is not served."""
+
+import re
+
+from deploy.hosts.frontend.http import Rejected
+from deploy.protocol.errors import RequestError
+from deploy.protocol.rejections import NOT_FOUND, UNKNOWN_MODEL
+from handlers.protocol import wire
+
+# The methods of each path, as the gateway has them (deploy/gateway/envoy/route.yaml). TorchServe's predictions
+# accept any; the gateway passes those of its clients on.
+READS = ("GET", "HEAD")
+_PREDICTIONS = re.compile(r"/predictions/.+")
+_POSTS = re.compile(r"/v2/models/.+/infer|/v1/models/.+:predict|/invocations")
+
+
+def check_method(method: str, path: str) -> None:
+    """Reject a method that a path does not have: 404, in the form of the path's protocol."""
+    is_posted = path in wire.APIS or bool(_POSTS.fullmatch(path))
+    allowed = ("GET", "POST", "PUT") if _PREDICTIONS.fullmatch(path) else ("POST",) if is_posted else READS
+    if method not in allowed:
+        raise not_served(method, path)
+
+
+def not_served(method: str, path: str) -> Exception:
+    """Return the error of a method or a path that is not served: 404, in the form of the path's protocol."""
+    if path in wire.APIS or f"{path}/".startswith("/v1/models/"):
+        return Rejected(UNKNOWN_MODEL)
+    if f"{path}/".startswith("/v2/") and not path.startswith("/v2/repository"):
+        return RequestError(404, f"{method[:20]} {path[:200]}: unknown route")
+    return Rejected(NOT_FOUND)
