@@ -6,6 +6,7 @@ every core would use up the share in a fraction of the period.
 """
 
 import os
+from math import inf
 from pathlib import Path
 
 CGROUPS = Path("/sys/fs/cgroup")
@@ -19,19 +20,34 @@ CAPS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")  # settings of oneDNN, which O
 
 
 def usable_cores(cgroups: Path = CGROUPS, own: Path = OWN) -> int:
-    """Count the whole cores that this process may use, at least one. Only cgroups of version 2 are read."""
-    cores = float(len(os.sched_getaffinity(0)))
+    """Count the whole cores that this process may use, at least one."""
+    cores = min(map(_read_quota, _list_folders(cgroups, own)))
+    return max(1, int(min(cores, len(os.sched_getaffinity(0)))))
+
+
+def _list_folders(cgroups: Path, own: Path) -> list[Path]:
+    """List the folders of this process's cgroup and of those around it, of versions 1 and 2."""
     lines = own.read_text(encoding="utf-8").splitlines() if own.is_file() else []
-    # 0::PATH. In a container the path may be the machine's, which is not mounted there; the root is the container's.
-    path = next((line.removeprefix("0::") for line in lines if line.startswith("0::")), "/")
-    folder = cgroups / path.strip("/")
-    for each in [*(parent for parent in (folder, *folder.parents) if cgroups in parent.parents), cgroups]:
-        limit = each / "cpu.max"
-        # Microseconds of each period, or "max"; and the period.
-        quota, period = limit.read_text(encoding="utf-8").split() if limit.is_file() else ("max", "")
-        if quota != "max":
-            cores = min(cores, int(quota) / int(period))
-    return max(1, int(cores))
+    found = [cgroups]
+    # 0::PATH, or of version 1 4:cpu,cpuacct:PATH. In a container the path may be the machine's, which is not mounted
+    # there; the root is the container's.
+    for _, controllers, path in (line.split(":", 2) for line in lines):
+        of_cpu = [cgroups / controllers, cgroups / "cpu"] if "cpu" in controllers.split(",") else []
+        for root in of_cpu if controllers else [cgroups]:
+            folder = root / path.strip("/")
+            found += [root, *(each for each in (folder, *folder.parents) if root in each.parents)]
+    return found
+
+
+def _read_quota(folder: Path) -> float:
+    """Return the cores of a cgroup's quota; infinity without one."""
+    # Microseconds of each period, "max" or -1; and the period.
+    texts = [folder / name for name in ("cpu.cfs_quota_us", "cpu.cfs_period_us")]
+    files = [folder / "cpu.max"] if (folder / "cpu.max").is_file() else texts
+    if not all(file.is_file() for file in files):
+        return inf
+    quota, period = " ".join(file.read_text(encoding="utf-8") for file in files).split()
+    return inf if quota in ("max", "-1") else int(quota) / int(period)
 
 
 def read_processor(path: Path = PROCESSORS) -> str:

@@ -28,10 +28,10 @@ DROPPED = ("PYTHON", "TORCHSERVE", "VIRTUAL")
 VARIABLES = {name: value for name, value in os.environ.items() if not name.startswith(DROPPED)}
 
 
-def install(project: str | Path, folder: Path) -> Path:
+def install(project: str | Path, folder: Path, *more: str | Path) -> Path:
     """Install a project in a new environment; return the folder of its programs."""
     subprocess.run([UV, "--quiet", "venv", "--python", sys.executable, folder], env=VARIABLES, check=True)
-    subprocess.run([UV, "--quiet", "pip", "install", "--python", folder, project], env=VARIABLES, check=True)
+    subprocess.run([UV, "--quiet", "pip", "install", "--python", folder, project, *more], env=VARIABLES, check=True)
     return folder / "bin"
 
 
@@ -134,6 +134,21 @@ def test_base_serves_processes_several_archives_and_a_folder_from_an_empty_one(
         answers(base, empty, *both, model=name)
         answers(base, empty, "--store", demo / "model_store", model=name)
     assert [*empty.iterdir()] == []
+
+
+def test_base_with_the_oldest_packages_that_it_allows_serves(installed: Installed, tmp_path: Path) -> None:
+    """The base has the newest ones, and the lock those between."""
+    oldest, words = tmp_path / "oldest.txt", ("--resolution", "lowest-direct", "--only-binary", ":all:")
+    command = map(
+        str, (UV, "--quiet", "pip", "compile", "--python", sys.executable, *words, "-o", oldest, "pyproject.toml")
+    )
+    subprocess.run([*command], cwd=ROOT, env=VARIABLES, check=True)
+    assert re.search(r"^numpy==2\.0\.\d+$", oldest.read_text(), re.MULTILINE)
+    (built,) = (installed.bin.parents[1] / "dist").glob("*.whl")
+    lowest = Installed(install(built, tmp_path / "environment", "--constraint", oldest))
+    installed.run("init", "demo", cwd=tmp_path)
+    installed.run("archive", "colours", cwd=tmp_path / "demo")
+    answers(lowest, tmp_path, tmp_path / "demo" / "model_store" / "colours.mar")
 
 
 def test_bench_with_environments_of_a_clone_is_refused(installed: Installed, tmp_path: Path) -> None:

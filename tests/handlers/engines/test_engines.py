@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from openvino import opset13 as opset
 
+from deploy.hosts.serve import shares
 from deploy.models import ROOT
 from handlers.engines import Engine, available_threads
 from handlers.engines.cores import usable_cores
@@ -322,6 +323,8 @@ def test_failed_allocation_of_cuda_is_told_apart(message: str, free_share: float
 
 
 ALLOWED = 64
+V1 = {"cpu,cpuacct/pod/cpu.cfs_quota_us": "-1", "cpu,cpuacct/pod/cpu.cfs_period_us": "100000"}
+V1_POD = {**V1, "cpu,cpuacct/cpu.cfs_quota_us": "250000", "cpu,cpuacct/cpu.cfs_period_us": "100000"}
 POD = {"kubepods/pod1/c1/cpu.max": "max 100000", "kubepods/pod1/cpu.max": "200000 100000"}
 
 
@@ -332,6 +335,10 @@ POD = {"kubepods/pod1/c1/cpu.max": "max 100000", "kubepods/pod1/cpu.max": "20000
     # The limit of the pod; a path that is the machine's or lies outside of the namespace.
     ("0::/kubepods/pod1/c1", POD, 2),
     *((own, {"cpu.max": "300000 100000"}, 3) for own in ("0::/kubepods/pod1/c1", "0::/../../pod2")),
+    # Version 1: a quota around the process's own, none, and beside an empty version 2 under another mount.
+    *((f"5:cpuset:/x\n4:cpu,cpuacct:/pod{also}", V1_POD, 2) for also in ("", "\n0::/system")),
+    ("4:cpu,cpuacct:/pod", V1, ALLOWED),
+    ("4:cpuacct,cpu:/", {"cpu/cpu.cfs_quota_us": "100000", "cpu/cpu.cfs_period_us": "50000"}, 2),
 )
 def test_usable_cores_under_a_limit(own: str, files: Any, cores: int, tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(ALLOWED)))
@@ -341,3 +348,5 @@ def test_usable_cores_under_a_limit(own: str, files: Any, cores: int, tmp_path: 
         (root / name).write_text(f"{text}\n")
     (tmp_path / "own").write_text(f"{own}\n")
     assert (usable_cores(root, tmp_path / "own"), available_threads(7)) == (cores, 7)
+    # One process is served by several as it is by one.
+    assert shares.usable_cores(root, tmp_path / "own") == [*range(cores)]

@@ -18,7 +18,7 @@ import yaml
 from tritonclient import grpc as grpcclient
 
 from deploy.hosts.serve.server import Series
-from deploy.hosts.serve.shares import choose_count, own_cores, usable_cores
+from deploy.hosts.serve.shares import choose_count, own_cores
 from deploy.hosts.serve.totals import Totals
 from tests.deploy.hosts.serve.conftest import number_archive
 from tests.hosts import Host, is_ready, start
@@ -221,17 +221,6 @@ def test_as_many_processes_as_keep_all_cores_busy(python_s: float, cores_s: floa
 @table((1, 1, []), (1, 5, []), (1, 2, [0, 1, 2, 3]), (2, 2, [4, 5, 6, 7]), (3, 2, [0, 1, 2, 3]), (4, 4, [6, 7]))
 def test_processes_have_cores_of_their_own_if_there_are_two_for_each(number: int, count: int, cores: list[int]) -> None:
     assert own_cores([*range(8)], number, count) == cores
-
-
-def test_cores_are_those_of_the_quota(tmp_path: Path) -> None:
-    (inner := tmp_path / "a" / "b").mkdir(parents=True)
-    (own := tmp_path / "own").write_text("0::/a/b\n")
-    for file, text in ((tmp_path / "cpu.max", "max 100000"), (inner / "cpu.max", "100000 100000")):
-        file.write_text(text)
-    cores = usable_cores(tmp_path, own)
-    assert cores == sorted(os.sched_getaffinity(0))[:1]
-    (inner / "cpu.max").write_text("max 100000")
-    assert usable_cores(tmp_path, own) == sorted(os.sched_getaffinity(0))
 
 
 def test_counters_outlive_their_process(tmp_path: Path) -> None:
