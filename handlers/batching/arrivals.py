@@ -58,7 +58,7 @@ class Arrivals:
                 request.fail(ItemError.of(error))
                 return
             request.priority, request.timeout_s = terms.priority, terms.timeout_s
-        if self._cache is not None:
+        if self._cache is not None and not request.is_check:
             self._look_up(request, self._cache)
         tokens = 0.0
         for slot in request.slots:
@@ -170,7 +170,8 @@ class Decoder:
 
     def _decode(self, slots: Sequence[Entry]) -> None:
         for slot in slots:
-            if self._is_sharing and slot.key is None and slot.payload is not None:
+            is_shared = self._is_sharing and not slot.request.is_check
+            if is_shared and slot.key is None and slot.payload is not None:
                 slot.key = key_of(slot.payload)
             self._pipeline.decode(slot)
         self._pipeline.prepare(slots)

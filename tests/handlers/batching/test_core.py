@@ -143,6 +143,21 @@ def test_deep_health_is_that_of_the_engine_and_a_full_queue_changes_nothing(star
     assert statuses == [200, 200, 200, 503] and handler.module.batches[:3] == [[2], [1], [4]]
 
 
+def test_deep_health_asks_the_engine_although_its_sample_is_in_the_cache(start: Start, monkeypatch: Patch) -> None:
+    handler = start(GatedHandler, {"cache_mib": 1})
+    monkeypatch.setattr(deep, "KEPT_S", 0.0)
+    loaded = SimpleNamespace(name="double", version="1.0", handler=handler)
+    with patch("deploy.hosts.frontend.replica.LoadedArchive", return_value=loaded):
+        models = Models({"double": Replica("", threads=0, gpu=None, metrics=None).answer}, None, 1000)
+
+    async def look() -> list[str]:
+        found = [(await models.check("double"))["double"] for _ in range(2)]
+        with patch.object(GatedHandler, "forward", side_effect=RuntimeError("poisoned")):
+            return [*found, (await models.check("double"))["double"]]
+
+    assert asyncio.run(look()) == ["", "", "its own sample returned 500"]
+
+
 def test_waiting_request_that_is_cancelled_never_runs_and_a_running_one_is_dropped(handler: GatedHandler) -> None:
     core = handler.core
     handler.gate.clear()
