@@ -137,17 +137,23 @@ class FaultyHandler(DoublingHandler):
             raise LookupError(f"a bug that quotes its input {row['body']!r}")
         return super().unpack(row, headers)
 
+    def prepare(self, items: Any) -> Any:
+        if 302 in items:
+            raise RuntimeError("a bug that quotes its input")
+        return items
+
     def cost(self, item: Any) -> Cost:
         wrong: Any = {300: {"length": 0}, 301: {"group": [item]}}
         return Cost(**wrong[item]) if item in wrong else super().cost(item)
 
 
-def test_bug_in_unpacking_or_planning_is_500_for_its_request_alone(tmp_path: Path, caplog: Log) -> None:
+def test_bug_in_unpacking_preparing_or_planning_is_500_for_its_request_alone(tmp_path: Path, caplog: Log) -> None:
     handler = started(FaultyHandler(), tmp_path, {"max_batch_tokens": 8})
-    answers = serve(handler, [b"2", b"unpackable", b"300", b"301", b"4", b"unpackable"], [*[{}] * 5, HEADERS])
-    assert (statuses(answers), [answers[0].body, answers[4].body]) == ([200, 500, 500, 500, 200, 500], [4.0, 8.0])
-    assert {answer.body["type"] for answer in answers[1:4]} == {"InternalError"}
-    assert (answers[5].body, answers[5].headers["X-Grpc-Status"]) == (b"", "13")
+    bodies = [b"2", b"unpackable", b"300", b"301", b"302", b"4", b"unpackable"]
+    answers = serve(handler, bodies, [*[{}] * 6, HEADERS])
+    assert (statuses(answers), [answers[0].body, answers[5].body]) == ([200, 500, 500, 500, 500, 200, 500], [4.0, 8.0])
+    assert {answer.body["type"] for answer in answers[1:5]} == {"InternalError"}
+    assert (answers[6].body, answers[6].headers["X-Grpc-Status"]) == (b"", "13")
     assert "quotes its input" not in caplog.text
 
 
