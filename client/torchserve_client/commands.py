@@ -229,13 +229,13 @@ def _model_table(versions: list[dict[str, Any]]) -> Table:
         table.add_column(name, justify="right" if name in ("batch_size", "max_batch_delay", "waiting") else "left")
     for each in versions:
         statuses = [worker["status"] for worker in each["workers"]]
-        workers = ", ".join(f"{statuses.count(status)} {status}" for status in sorted(set(statuses))) or "none"
+        workers = ", ".join(f"{statuses.count(status)} {status}" for status in sorted(set(statuses)))
         table.add_row(
             each["modelName"],
             each["modelVersion"] + (" (default)" if each["isDefault"] else ""),
             str(each["batchSize"]),
             f"{each['maxBatchDelay']} ms",
-            workers,
+            workers or each.get("state", "none"),
             str(each["jobQueueStatus"]["pendingRequests"]),
         )
     return table

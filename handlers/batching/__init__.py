@@ -3,6 +3,7 @@
 core           submit, cancel, step, close: requests and threads, behind one lock
   pending        a submitted request, its items and the future of its response
   arrivals       admission and decoding of submitted requests
+  equal_items    keys of equal items, and a cache of results
   guard          ends the process after a bug on a thread
 trial          chooses precision and streams while the worker loads
 accuracy       precisions that agree with fp32 on this processor

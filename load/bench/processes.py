@@ -1,7 +1,7 @@
 """Two processes behind one port, two archives in one process, and a cache for texts of which half repeat.
 
 two processes over one and over TorchServe: the peers' small network, texts and images
-two archives in one process: requests to both in turn, over half of the rate of each without the other
+two archives in one process: requests to both at once, over half of the rate that each has by itself
 a cache: each text twice, on over off
 """
 

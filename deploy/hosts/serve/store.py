@@ -22,7 +22,7 @@ from deploy.hosts.serve.stored import (
     UNLOADING,
     NotLoaded,
     Stored,
-    is_version,
+    label_of,
     line,
     resident,
     size,
@@ -76,10 +76,12 @@ class Store:
         self._scanned_s = time.monotonic()
         found = {path.stem: path for path in sorted(self._folder.glob("*.mar")) if path not in self._versions}
         for name, path in found.items():
-            if name not in self._models and is_version(path):
-                self._versions.add(path)
-            elif name not in self._models:
-                self._models[name] = Stored(name, path)
+            if name not in self._models:
+                named, version = label_of(path)
+                if name == f"{named}-{version}":
+                    self._versions.add(path)
+                else:
+                    self._models[name] = Stored(name, path, version)
         for name in [name for name, each in self._models.items() if name not in found and each.state == UNAVAILABLE]:
             del self._models[name]
 
@@ -130,6 +132,7 @@ class Store:
                     raise NotLoaded(fault)
                 self.on_load(replica)
                 model.replica, model.state, model.used_s = replica, READY, time.monotonic()
+                model.version = str(replica.version or "")
         except Exception as error:
             model.state, model.failed = UNAVAILABLE, (time.monotonic(), written_ns(model.archive))
             model.reason = f"{model.name} does not load: {line(error)}"
@@ -208,8 +211,7 @@ class Store:
         """Return Triton's index of the repository."""
         rows = []
         for each in self:
-            version = str(getattr(each.replica, "version", "") or "")
-            row = {"name": each.name, "version": version, "state": each.state, "reason": each.reason}
+            row = {"name": each.name, "version": each.version, "state": each.state, "reason": each.reason}
             if each.state == READY or not is_ready:
                 rows.append({name: value for name, value in row.items() if value})
         return rows

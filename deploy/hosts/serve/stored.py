@@ -26,6 +26,7 @@ class Stored:
 
     name: str
     archive: Path
+    version: str = ""
     state: str = UNAVAILABLE
     reason: str = AT_REQUEST
     replica: Any = None
@@ -41,9 +42,15 @@ class Stored:
     def describe(self) -> dict[str, Any]:
         """Describe a model that is not loaded as TorchServe's management API does."""
         return {
-            **{"modelName": self.name, "modelVersion": "", "modelUrl": self.archive.name, "runtime": "python"},
+            **{
+                "modelName": self.name,
+                "modelVersion": self.version,
+                "modelUrl": self.archive.name,
+                "runtime": "python",
+            },
             **{"minWorkers": 0, "maxWorkers": 1, "batchSize": 1, "maxBatchDelay": 0, "loadedAtStartup": False},
             **{"workers": [], "state": self.state, "reason": self.reason},
+            "jobQueueStatus": {"remainingCapacity": 0, "pendingRequests": self.running},
         }
 
 
@@ -59,12 +66,13 @@ def trim() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def is_version(path: Path) -> bool:
+def label_of(archive: Path) -> tuple[str, str]:
+    """Return the name and the version of an archive's model; of a broken one only the file's name."""
     try:
-        model = manifest_of(path)["model"]
-        return path.stem == f"{model['modelName']}-{model['modelVersion']}"
+        model = manifest_of(archive)["model"]
+        return str(model["modelName"]), str(model.get("modelVersion") or "")
     except Exception:
-        return False  # its requests get the reason
+        return archive.stem, ""  # its requests get the reason
 
 
 def written_ns(path: Path) -> int:

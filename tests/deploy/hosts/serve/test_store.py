@@ -1,6 +1,9 @@
 """A folder of archives: each model is loaded at its first request, within a limit of memory."""
 
 import asyncio
+import re
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -219,6 +222,12 @@ def test_folder_is_served_within_its_memory_and_managed_by_tritons_clients(host:
         **dict.fromkeys(("broken", "three", "two"), "UNAVAILABLE"),
         "one": "READY",
     }
+    words = [sys.executable, "-m", "torchserve_client", "--url", host.url, "--management-url", host.url, "describe"]
+    shown = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+    assert [re.sub(" +", " ", line) for line in shown.splitlines() if line.startswith(("one", "two"))] == [
+        "one 1.0 (default) 1 0 ms 1 READY 0",
+        "two 1.0 (default) 1 0 ms UNAVAILABLE 0",
+    ]
     for client, kind in (
         (httpclient.InferenceServerClient(host.url.removeprefix("http://")), httpclient),
         (grpcclient.InferenceServerClient(host.grpc), grpcclient),
