@@ -20,6 +20,7 @@ from handlers.protocol.responses import Response, encode_padded
 from handlers.protocol.statuses import meaning_of
 from handlers.protocol.wire import SHOULD_RETRY_HEADER
 
+CONFLICT = 409  # the status of another vector space
 BUSY = 503  # the status of an overload, which clients may retry
 _FIELD = re.compile(r"(?:Options: )?([A-Za-z_.]+): ")  # the start of a message that names a field
 
@@ -56,7 +57,9 @@ class Answer:
         is_alone = len(errors) < len(results) or any(other != error for _, other in errors)
         message, param = self._named(error.message, index, is_alone=is_alone)
         document = error_document(error.code, error.type, message, param, self.api)
-        final = {SHOULD_RETRY_HEADER: "false"} if error.code >= 500 and error.code != BUSY else {}
+        # OpenAI's clients would send these again.
+        is_final = error.code == CONFLICT or (error.code >= 500 and error.code != BUSY)
+        final = {SHOULD_RETRY_HEADER: "false"} if is_final else {}
         return Response(error.code, encode_padded(document), headers=final)
 
     def document(self, results: Sequence[object]) -> Any:

@@ -27,7 +27,7 @@ from handlers.protocol.api_forms import Answer, Embeddings, LateRanking, Pooling
 from handlers.protocol.bodies import check_count, parse_api
 from handlers.protocol.quantization import DTYPES
 from handlers.protocol.requests import Payload, Request
-from handlers.protocol.rows import Headers, Shape, body_of
+from handlers.protocol.rows import Headers, Shape, body_of, check_space
 from handlers.protocol.wire import API_HEADER, APIS
 
 Api = Literal["embeddings", "rerank", "sparse", "pooling"]
@@ -75,6 +75,7 @@ def unpack(row: Mapping[str, object], headers: Headers, shape: Shape) -> Request
     api, _, version = headers[API_HEADER].partition("-v")
     aliases: dict[str, str] = {}
     try:
+        check_space(headers, shape)
         if api not in ALIASES:
             raise InvalidOption(f"X-Api: must be one of {', '.join(sorted({*APIS.values()}))}.")
         # Words' weights are in OpenAI's form, too.

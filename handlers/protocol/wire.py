@@ -8,6 +8,8 @@ and scripts, where `$NAME` stands. handlers.protocol.statuses has the statuses, 
 PRIORITY_HEADER = "x-priority"
 TIMEOUT_HEADER = "x-timeout-ms"
 TERMS_HEADERS = (PRIORITY_HEADER, TIMEOUT_HEADER)
+# The identity of a model's vectors, in each of its responses; a request that has another is rejected.
+SPACE_HEADER = "x-vector-space"
 API_HEADER = "x-api"  # the API of embedding servers: a value of APIS; the gateway sets it by the path
 METADATA_HEADER = "x-model-metadata"  # asks for the model's metadata; the gateway removes a client's
 # Envoy sends the original path in this header when it rewrites the path; it removes the header of clients.

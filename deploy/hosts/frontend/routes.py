@@ -117,13 +117,13 @@ class Models:
         """Find the only model for a request that names none; "" without one."""
         if path not in wire.NAMELESS:
             return ""
-        return description.find_only(path, await self._documents(), self._preferred)
+        return description.find_only(path, await self.documents(), self._preferred)
 
     async def describe_embedder(self) -> dict[str, Any]:
         """Answer text-embeddings-inference's /info."""
-        return description.describe_embedder(await self._documents(), self._preferred)
+        return description.describe_embedder(await self.documents(), self._preferred)
 
-    async def _documents(self) -> dict[str, dict[str, Any]]:
+    async def documents(self) -> dict[str, dict[str, Any]]:
         return {name: await self._metadata(name) for name in self.names}
 
     async def describe(self, method: str, name: str = "", version: str = "") -> dict[str, Any]:
@@ -215,7 +215,7 @@ class Routes(Application):
     async def _described(self, method: str, path: str) -> Response:
         """Answer a request that describes the server or its models."""
         if path == "/v1/models" or path.startswith("/v1/models/"):
-            return document(*description.list_models(self.models.names, path[11:]))
+            return document(*description.list_models(await self.models.documents(), path[11:]))
         if path in _SERVER or path == "/info":
             models = self.models
             return document(await (models.describe(_SERVER[path]) if path in _SERVER else models.describe_embedder()))

@@ -2,6 +2,7 @@
 
 import base64
 import json
+import re
 from importlib import import_module
 from typing import Any
 
@@ -339,3 +340,33 @@ def test_api_that_the_model_does_not_serve_is_rejected(tiny_archive: Made, monke
     (answer,) = ask(handler, "embeddings", {"input": ["x"]})
     assert (answer.status, answer.headers["X-Should-Retry"]) == (500, "false")
     assert answer.body["error"]["type"] == "server_error"
+
+
+def test_client_of_another_vector_space_is_rejected_and_each_response_names_its_own(tiny_archive: Made) -> None:
+    handler = start(tiny_archive, EMBEDDER)
+    own = str(handler.metadata.vector_space)
+    assert re.fullmatch("[0-9a-f]{16}-fp32", own)
+    body = json.dumps({"model": "m", "input": TEXTS[0]}).encode()
+    spaces: list[dict[str, str]] = [{}, {"X-Vector-Space": own}, {"X-Vector-Space": "other"}]
+    sent = [*({**each, "X-Api": "embeddings"} for each in spaces), *spaces]
+    answers = serve(handler, [{"body": body}] * 3 + [{"body": TEXTS[0].encode()}] * 3, sent)
+    assert [answer.status for answer in answers] == [200, 200, 409] * 2
+    assert {answer.headers["X-Vector-Space"] for answer in answers} == {own}
+    openai, native = answers[2], answers[5]
+    assert (openai.body["error"]["param"], openai.headers["X-Should-Retry"]) == (None, "false")
+    assert native.body["type"] == "OtherVectorSpace" and own in native.body["message"]
+
+
+@table(
+    ("modules.json", {"files": pooled(pooling_mode_cls_token=True)}, False),
+    ("prompts", {"files": {"config_sentence_transformers.json": {"prompts": {"query": "q "}}}}, False),
+    ("architecture", {"num_hidden_layers": 1}, False),
+    ("a version", {"files": {"config_sentence_transformers.json": {"__version__": {"transformers": "4"}}}}, True),
+)
+def test_vector_space_changes_with_all_that_changes_a_vector(
+    name: str, more: dict[str, Any], is_equal: bool, tiny_archive: Made
+) -> None:
+    plain: dict[str, Any] = {"task": "sentence_embedding", "kind": "bert"}
+    plain |= {"files": {"config_sentence_transformers.json": {}}} if name == "a version" else {}
+    first, second = (start(tiny_archive, each).metadata.vector_space for each in (plain, {**plain, **more}))
+    assert (first == second) == is_equal
