@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from sentence_transformers.util.quantization import quantize_embeddings
 
 from handlers.errors import InvalidConfig
@@ -370,3 +371,32 @@ def test_vector_space_changes_with_all_that_changes_a_vector(
     plain |= {"files": {"config_sentence_transformers.json": {}}} if name == "a version" else {}
     first, second = (start(tiny_archive, each).metadata.vector_space for each in (plain, {**plain, **more}))
     assert (first == second) == is_equal
+
+
+@pytest.mark.parametrize("kind", [None, "query"])
+def test_long_text_is_the_mean_of_its_windows_weighted_by_their_tokens(tiny_archive: Made, kind: str | None) -> None:
+    files: dict[str, Any] = {**pooled(pooling_mode_mean_tokens=True), "config_sentence_transformers.json": PROMPTS}
+    model = {**NORMALIZED, "files": files}
+    handler, text = start(tiny_archive, model, long_text="mean"), "the river rose; " * LIMIT
+    prompt = "the river " if kind else ""
+    tokenizer, network = handler.tokenizer, library("SentenceTransformer", handler)
+    whole = tokenizer(prompt + text)["input_ids"]
+    head = len(tokenizer(prompt.rstrip())["input_ids"]) - 1  # without the end; the space is in the next token
+    room, shared = LIMIT - head - 1, LIMIT // 4
+    parts = [whole[at : min(at + room, len(whole) - 1)] for at in range(head, len(whole) - 1 - shared, room - shared)]
+    states = [network[0].auto_model(torch.tensor([[*whole[:head], *part, whole[-1]]]))[0][0] for part in parts]
+    rows = torch.nn.functional.normalize(torch.stack([each.mean(0) for each in states]), dim=1).detach().numpy()
+    expected = np.average(rows, axis=0, weights=[len(part) for part in parts])
+    asked = {"input": [TEXTS[0], text, TEXTS[1]], **({"input_type": kind} if kind else {})}
+    (answer,), (short,) = ask(handler, "embeddings", asked), ask(start(tiny_archive, model), "embeddings", asked)
+    assert (len(parts) > 2, short.status) == (True, 413)
+    found = vectors(answer)
+    np.testing.assert_allclose(found[1], expected / np.linalg.norm(expected), atol=1e-5)
+    (alone,) = ask(handler, "embeddings", {**asked, "input": [TEXTS[0], TEXTS[1]]})
+    np.testing.assert_allclose(found[[0, 2]], vectors(alone), atol=1e-5)
+
+
+def test_long_text_needs_a_model_that_pools_by_mean(tiny_archive: Made) -> None:
+    first = {**NORMALIZED, "files": pooled(pooling_mode_cls_token=True)}
+    with pytest.raises(InvalidConfig, match="pools by mean alone; this one has cls"):
+        start(tiny_archive, first, long_text="mean")
