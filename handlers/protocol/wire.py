@@ -49,6 +49,8 @@ APIS = {
     **{f"/v{version}/embed": f"cohere-v{version}" for version in (1, 2)},
     **{"/embed_sparse": "sparse", "/pooling": "pooling"},
 }
+# The same paths as a pattern: Envoy rejects one that is as long as their list.
+API_PATTERN = "/(v1/embeddings|(v[12]/)?(rerank|embed)|embed_sparse|pooling)"
 # Paths of clients that name no model (text-embeddings-inference's, and Cohere's first), and the API of each.
 NAMELESS = {"/embed": "embeddings", "/v1/embed": "embeddings", "/rerank": "rerank", "/embed_sparse": "sparse"}
 JSON_PATHS = "/(v[12]/|rerank|embed|pooling).*"  # accept only JSON: `curl -d` sends it as a form
