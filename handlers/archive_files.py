@@ -31,6 +31,7 @@ LABEL = "label.json"  # `Build.label` as a file, from the builder that converted
 GRAPH = "model.xml"  # the exported graph for OpenVINO in fp32; its weights are in a .bin
 INT8_GRAPH = "model-int8.xml"  # the graph in int8, if the archive was built with it
 PROOFS = "proofs.json"  # `Build.proofs` as a file, from the builder that measured them
+VECTOR_SPACE = "vector-space.txt"  # the identity of a model's vectors, without the precision
 FIDELITY = "fidelity.json"  # `Build.fidelity` as a file
 # The folder of a checkpoint, or of other files named as weights; it is not on the worker's import path.
 CHECKPOINT = "checkpoint"
@@ -159,6 +160,12 @@ def load_proofs(folder: Path) -> dict[str, Proof]:
         return read_proofs(Build.from_json((folder / BUILD).read_bytes()).proofs)
     except (OSError, ValueError):
         return {}
+
+
+def read_vector_space(folder: Path) -> str:
+    """Return the identity of the archive's vectors; "" if it has none."""
+    path = folder / VECTOR_SPACE
+    return path.read_text(encoding="utf-8").strip() if path.is_file() else ""
 
 
 def _names(folder: Path) -> set[str]:

@@ -121,7 +121,11 @@ class BatchHandler(BaseHandler, Hooks[Config, Item]):  # type: ignore[misc]
             else:
                 self._start_classic(window, trial)
             proofs = {**self.metadata.proofs, **{name: proof.to_json() for name, proof in trial.proofs.items()}}
-            self.metadata = replace(self.metadata, precision=precision_of(self.engine), proofs=proofs)
+            precision = precision_of(self.engine)
+            space = archive_files.read_vector_space(self.model_dir)
+            space = f"{space}-{precision}" if space else ""
+            self.shape = replace(self.shape, vector_space=space)
+            self.metadata = replace(self.metadata, precision=precision, proofs=proofs, vector_space=space or None)
             if self.device.type != "cpu" and self.config.precision == "auto":
                 self._log_change()
         except Exception as error:

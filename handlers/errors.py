@@ -72,6 +72,12 @@ class InvalidTimeout(InvalidInput):
     """The header X-Timeout-Ms, or the protocol's parameter `timeout`, is not a number above 0."""
 
 
+class OtherVectorSpace(InvalidInput):
+    """The header X-Vector-Space names another space than the model's: its vectors must not be mixed."""
+
+    code = 409
+
+
 class UnsupportedMedia(InvalidInput):
     """The bytes have none of the accepted formats."""
 

@@ -16,6 +16,7 @@ from deploy.archives.hub import open_checkpoint, pack
 from deploy.archives.sources import Source
 from deploy.archives.tasks import find_staged_files, task_class, task_of
 from deploy.archives.tokens import check_tokenizer
+from deploy.archives.vector_space import write_vector_space
 from deploy.models import Engine, ModelEntry
 from handlers.archive_files import CHECKPOINT, GRAPH
 from handlers.config import parse
@@ -45,6 +46,8 @@ def stage(model: ModelEntry, origin: Source, engine: Engine, folder: Path) -> No
         pack(source, folder, with_weights=engine != "openvino")
         if engine != "torch" and not config.trust_remote_code:  # a worker on PyTorch imports transformers anyway
             write_tokenizer(folder / CHECKPOINT)
+        if read_head(model.handler).owner:
+            write_vector_space(source, folder)
     for name, path in find_staged_files(model, task_of(model)).items():
         shutil.copyfile(path, folder / name)
 

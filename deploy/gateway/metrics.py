@@ -42,6 +42,7 @@ METRICS = (
     ("gateway_settings_unapplied", "gauge", "Whether gateway.yaml cannot be applied."),
     ("gateway_files_rejected", "gauge", "Files of its configuration that Envoy has not accepted."),
     ("gateway_version_lost", "gauge", "Whether the node has restarted and will not restore the version by itself."),
+    ("gateway_vector_spaces", "gauge", "Vector spaces of the version's nodes; do not mix the vectors of several."),
     ("gateway_queued_requests", "gauge", "Requests in TorchServe's queue of the version, at the last poll."),
 )
 
@@ -144,6 +145,9 @@ def render(fleet: Fleet, scraped: Container[str]) -> str:
     for model in fleet.registered.values():
         name = _escape(model.name)
         for number, version in model.versions.items():
+            if version.spaces:
+                labels = f'model="{name}",version="{_escape(number)}"'
+                values["gateway_vector_spaces"].append((labels, len({*version.spaces.values()})))
             for node, placement in version.placements.items():
                 labels = f'node="{node}",model="{name}",version="{_escape(number)}"'
                 values["gateway_workers"].append((labels, placement.workers))
@@ -154,7 +158,7 @@ def render(fleet: Fleet, scraped: Container[str]) -> str:
                     values["gateway_queued_requests"].append((labels, placement.queued))
     lines = []
     for name, kind, meaning in METRICS:
-        lines += [f"# HELP {name} {meaning}", f"# TYPE {name} {kind}"]
+        lines += [f"# HELP {name} {meaning}", f"# TYPE {name} {kind}"] if values[name] else []
         lines += [f"{name}{{{labels}}} {value}" for labels, value in values[name]]
     return "\n".join(lines) + "\n"
 

@@ -51,6 +51,7 @@ class ServedVersion:
     placements: Mapping[str, Placement]
     # The handler's metadata (`handlers.protocol.metadata`); None before its first response.
     metadata: Mapping[str, Any] | None = None
+    spaces: Mapping[str, str] = field(default_factory=dict, compare=False)  # node -> the identity of its vectors
 
     @property
     def is_ready(self) -> bool:

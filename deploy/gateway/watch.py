@@ -220,7 +220,16 @@ def merge_models(watches: Mapping[str, Watch]) -> dict[str, ServedModel]:
         name: ServedModel(
             name,
             {
-                version: ServedVersion(version, placements, metadata.get((name, version)))
+                version: ServedVersion(
+                    version,
+                    placements,
+                    metadata.get((name, version)),
+                    {
+                        node: space
+                        for node in placements
+                        if (space := watches[node].metadata.get((name, version), {}).get("vector_space"))
+                    },
+                )
                 for version, placements in sorted(versions.items())
             },
             _find_default(versions),

@@ -4,7 +4,8 @@ a handler's metadata (handlers.protocol.metadata) -> metadata, configuration
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from deploy.protocol.errors import RequestError
@@ -102,13 +103,19 @@ def describe_embedder(documents: Mapping[str, Mapping[str, Any]], preferred: Seq
     return {"model_id": name, "model_type": {kind: {}}, "max_client_batch_size": most, "version": version}
 
 
-def list_models(names: Iterable[str] | Mapping[str, str], name: str = "") -> tuple[Mapping[str, Any], int]:
-    """Return OpenAI's list of models, or the model of that name, with the status; a mapping has their states."""
-    states = names if isinstance(names, Mapping) else {}
+def list_models(
+    documents: Mapping[str, Mapping[str, Any]], name: str = "", states: Mapping[str, str] = MappingProxyType({})
+) -> tuple[Mapping[str, Any], int]:
+    """Return OpenAI's list of models by all metadata, or the model of that name, with the status."""
     # Clients expect a time; no node reports one.
-    found = {each: {"id": each, "object": "model", "created": 0, "owned_by": "torchserve"} for each in names}
-    for each, state in states.items():
-        found[each] |= {"state": state} if state else {}
+    found: dict[str, dict[str, Any]] = {
+        each: {"id": each, "object": "model", "created": 0, "owned_by": "torchserve"} for each in documents
+    }
+    for each, document in documents.items():
+        if space := document.get("vector_space"):
+            found[each]["vector_space"] = space
+        if state := states.get(each):
+            found[each]["state"] = state
     if not name:
         return {"object": "list", "data": [*found.values()]}, 200
     if name in found:

@@ -281,7 +281,7 @@ class Pipeline:
             queue_s = sum([max(0.0, start_s - job.arrived_s) for start_s in starts_s])
             values = (ended_s - started_s, ended_s - job.arrived_s, queue_s)
             self._recorder.record([(SUCCEEDED if response.status < 400 else FAILED, values), *map(_item_event, slots)])
-        own = headers_of(job, self._task.metadata.version, others, started_s, ended_s)
+        own = headers_of(job, self._task.metadata, others, started_s, ended_s)
         return Response(response.status, response.body, response.content_type, {**response.headers, **own})
 
     def _write_body(self, asked: Form, slots: Sequence[Slot]) -> Response:

@@ -6,6 +6,7 @@ from math import ceil
 from handlers.pipeline.jobs import AnySlot, Job, Slot
 from handlers.protocol.metadata import Metadata
 from handlers.protocol.responses import GRPC_HEADERS
+from handlers.protocol.wire import SPACE_HEADER
 
 VERSION_HEADER = "X-Model-Version"  # header with the model's version, for clients and routers of several versions
 # Header with the milliseconds after which a rejected client may retry: Retry-After, but finer.
@@ -16,10 +17,12 @@ CACHE_HEADER = "X-Cache"  # "hit" if the cache had the results of all items
 
 
 def headers_of(
-    job: Job[AnySlot], version: str | None, others: int | None, started_s: float, ended_s: float
+    job: Job[AnySlot], model: Metadata, others: int | None, started_s: float, ended_s: float
 ) -> dict[str, str]:
     """Return the headers of a response that is written from `started_s` on; `others` are None in classic mode."""
-    headers = {} if version is None else {VERSION_HEADER: version}
+    headers = {} if model.version is None else {VERSION_HEADER: model.version}
+    if model.vector_space is not None:
+        headers[SPACE_HEADER.title()] = model.vector_space
     timing = server_timing(job.slots, ended_s - started_s)
     headers["Server-Timing"] = (
         timing if others is None else f"total;dur={1000 * (ended_s - job.arrived_s):.2f}, {timing}"

@@ -16,10 +16,11 @@ from numpy.typing import NDArray
 from handlers.errors import ItemError, WrongOutput
 from handlers.probabilities import sigmoid
 from handlers.protocol.quantization import quantize
-from handlers.protocol.responses import Response, encode_padded
+from handlers.protocol.responses import Response, encode, encode_padded
 from handlers.protocol.statuses import meaning_of
 from handlers.protocol.wire import SHOULD_RETRY_HEADER
 
+CONFLICT = 409  # the status of another vector space
 BUSY = 503  # the status of an overload, which clients may retry
 _FIELD = re.compile(r"(?:Options: )?([A-Za-z_.]+): ")  # the start of a message that names a field
 
@@ -56,7 +57,9 @@ class Answer:
         is_alone = len(errors) < len(results) or any(other != error for _, other in errors)
         message, param = self._named(error.message, index, is_alone=is_alone)
         document = error_document(error.code, error.type, message, param, self.api)
-        final = {SHOULD_RETRY_HEADER: "false"} if error.code >= 500 and error.code != BUSY else {}
+        # OpenAI's clients would send these again.
+        is_final = error.code == CONFLICT or (error.code >= 500 and error.code != BUSY)
+        final = {SHOULD_RETRY_HEADER: "false"} if is_final else {}
         return Response(error.code, encode_padded(document), headers=final)
 
     def document(self, results: Sequence[object]) -> Any:
@@ -89,7 +92,8 @@ class Embeddings(Answer):
 
     def vectors(self, results: Sequence[Any]) -> NDArray[np.float32]:
         """Return the vectors, (B, D)."""
-        vectors: NDArray[np.float32] = np.stack(results).astype("<f4", copy=False)
+        found = [each["dense_vecs"] if isinstance(each, Mapping) else each for each in results]
+        vectors: NDArray[np.float32] = np.stack(found).astype("<f4", copy=False)
         if not np.isfinite(vectors).all():
             raise WrongOutput("embedding: the model returned NaN or infinity.")
         if self.is_scaled:
@@ -101,7 +105,12 @@ class Embeddings(Answer):
         written = encode_base64(vectors) if self.is_base64 else list(vectors)
         if self.aliases.get("input") == "inputs":
             return written
-        return embedding_list(written, self.model, self.tokens)
+        answer = embedding_list(written, self.model, self.tokens)
+        for each, result in zip(answer["data"], results, strict=True):
+            if isinstance(result, Mapping):  # a hybrid model's other parts
+                each |= {name: part for name, part in result.items() if name != "dense_vecs"}
+                encode([value for name, value in each.items() if name in result])  # rejects NaN
+        return answer
 
 
 @dataclass(frozen=True, slots=True)

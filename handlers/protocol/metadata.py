@@ -43,6 +43,7 @@ class Metadata:
     proofs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     precision: str | None = None
     device: str = "cpu"
+    vector_space: str | None = None  # the identity of its vectors
     fingerprint: str | None = None  # of the archive; a rollout compares it with the archive in the model store
 
     def pack(self, results: Sequence[object]) -> Response:  # noqa: ARG002

@@ -27,7 +27,7 @@ from handlers.protocol.api_forms import Answer, Embeddings, LateRanking, Pooling
 from handlers.protocol.bodies import check_count, parse_api
 from handlers.protocol.quantization import DTYPES
 from handlers.protocol.requests import Payload, Request
-from handlers.protocol.rows import Headers, Shape, body_of
+from handlers.protocol.rows import Headers, Shape, body_of, check_space
 from handlers.protocol.wire import API_HEADER, APIS
 
 Api = Literal["embeddings", "rerank", "sparse", "pooling"]
@@ -75,6 +75,7 @@ def unpack(row: Mapping[str, object], headers: Headers, shape: Shape) -> Request
     api, _, version = headers[API_HEADER].partition("-v")
     aliases: dict[str, str] = {}
     try:
+        check_space(headers, shape)
         if api not in ALIASES:
             raise InvalidOption(f"X-Api: must be one of {', '.join(sorted({*APIS.values()}))}.")
         # Words' weights are in OpenAI's form, too.
@@ -151,6 +152,15 @@ def _embeddings(sent: dict[str, Any], shape: Shape, aliases: Mapping[str, str], 
     return Request(payloads, replace(form, dtype=dtype, ranges=shape.ranges))
 
 
+# A hybrid model's options by API: only the part that its response has.
+PARTS = {"sparse": "return_sparse", "pooling": "return_colbert_vecs", "rerank": "return_colbert_vecs"}
+
+
+def _only(api: str, shape: Shape) -> dict[str, bool]:
+    """Return the options with which a hybrid model answers one API; none for other models."""
+    return {"return_dense": False, PARTS[api]: True} if "sparse" in shape.also else {}
+
+
 def _texts(sent: dict[str, Any], shape: Shape) -> tuple[tuple[Payload | ItemError, ...], bool]:
     """Make an item of each text or image; also return whether they were a list."""
     given = _required(sent, "input")
@@ -170,7 +180,7 @@ def _texts(sent: dict[str, Any], shape: Shape) -> tuple[tuple[Payload | ItemErro
 def _sparse(sent: dict[str, Any], shape: Shape, aliases: Mapping[str, str], *, is_pairs: bool) -> Request:
     if sent.pop("encoding_format", "float") not in ("float", "base64"):  # OpenAI's clients ask for base64
         raise InvalidOption("encoding_format: must be float or base64; weights of words are not encoded.")
-    payloads, is_list = _texts(sent, shape)
+    payloads, is_list = _texts(sent | _only("sparse", shape), shape)
     return Request(payloads, Sparse(shape.model.name, is_list, aliases=aliases, is_pairs=is_pairs))
 
 
@@ -180,7 +190,7 @@ def _pooling(sent: dict[str, Any], shape: Shape, aliases: Mapping[str, str]) -> 
     encoding, dtype = sent.pop("encoding_format", "float"), sent.pop("embed_dtype", "float32")
     if encoding not in ("float", "base64") or dtype not in [*FLOATS]:
         raise InvalidOption(f"encoding_format: must be float or base64, and embed_dtype {' or '.join(FLOATS)}.")
-    payloads, is_list = _texts(sent, shape)
+    payloads, is_list = _texts(sent | _only("pooling", shape), shape)
     form = Pooling(shape.model.name, is_list, aliases=aliases, dtype=FLOATS[dtype] if encoding == "base64" else "")
     return Request(payloads, form)
 
@@ -210,6 +220,7 @@ def _rerank(sent: dict[str, Any], shape: Shape, aliases: Mapping[str, str]) -> R
         late = LateRanking(shape.model.name, aliases=aliases, top_n=top_n, documents=repeated, is_mean=shape.is_mean)
         # An item of the query and one of each document; their vectors are compared when the response is written.
         texts = [("query", query), *(("document", each) for each in documents)]
+        sent |= _only("rerank", shape)
         return Request(tuple(Payload({"text": text}, {**sent, "input_type": kind}) for kind, text in texts), late)
     payloads = tuple(Payload({"query": query, "document": document}, sent) for document in documents)
     form = Ranking(shape.model.name, aliases=aliases, top_n=top_n, documents=repeated, is_sigmoid=is_sigmoid)

@@ -27,7 +27,9 @@ from handlers.errors import (
     InvalidInput,
     ItemError,
     MalformedJson,
+    OtherVectorSpace,
     UnsupportedMedia,
+    show_name,
 )
 from handlers.protocol import open_inference
 from handlers.protocol.bodies import BOM, BodyInfo, check_count, decode, form_value, is_inference, parse_json, reader_of
@@ -36,7 +38,7 @@ from handlers.protocol.headers import UTF8_CHARSETS, Headers, content_type, has_
 from handlers.protocol.output_tensors import Model
 from handlers.protocol.requests import Items, Request
 from handlers.protocol.responses import Form, GrpcErrors, OneItem
-from handlers.protocol.wire import FORM_FIELDS, LENGTH_HEADER, ORIGINAL_PATH_HEADER, PROTOBUF
+from handlers.protocol.wire import FORM_FIELDS, LENGTH_HEADER, ORIGINAL_PATH_HEADER, PROTOBUF, SPACE_HEADER
 
 # Tasks import them from here.
 __all__ = ["Headers", "Shape", "body_of", "fail_request", "read_headers", "unpack"]
@@ -67,16 +69,25 @@ class Shape:
     only_values: Mapping[str, Any] = field(default_factory=dict)  # see `Hooks`
     ranges: Any = None  # see `Hooks`
     is_mean: bool = False  # see `Results`
+    vector_space: str = ""  # the identity of its vectors
 
 
 def unpack(row: Mapping[str, object], headers: Headers, shape: Shape) -> Request:
     """Unpack one row."""
     try:
+        check_space(headers, shape)
         if names := _named_inputs(row, shape):
             return _from_fields(names, row, headers, shape)
         return _from_row(row, headers, shape)
     except InvalidInput as error:
         return Request((ItemError.of(error),), _error_form(headers, shape.model))
+
+
+def check_space(headers: Headers, shape: Shape) -> None:
+    """Reject a client that expects vectors of another space than the model's."""
+    if (asked := headers.get(SPACE_HEADER, shape.vector_space)) != shape.vector_space:
+        own = shape.vector_space or "none"
+        raise OtherVectorSpace(f"X-Vector-Space: {show_name(asked)} is not the space of this model, which is {own}.")
 
 
 def _from_row(row: Mapping[str, object], headers: Headers, shape: Shape) -> Request:

@@ -12,6 +12,7 @@ DEADLINE_EXCEEDED = 4
 NOT_FOUND = 5
 PERMISSION_DENIED = 7
 RESOURCE_EXHAUSTED = 8
+FAILED_PRECONDITION = 9
 UNIMPLEMENTED = 12
 INTERNAL = 13
 UNAVAILABLE = 14
@@ -33,6 +34,7 @@ STATUSES = {
     404: Meaning(NOT_FOUND, "not_found_error"),
     405: Meaning(UNIMPLEMENTED, INVALID_REQUEST),
     408: Meaning(DEADLINE_EXCEEDED, INVALID_REQUEST),
+    409: Meaning(FAILED_PRECONDITION, INVALID_REQUEST),  # a retry is in vain, unlike with ABORTED
     413: Meaning(RESOURCE_EXHAUSTED, INVALID_REQUEST),  # as gRPC's own limit of a message
     # google.rpc.Code's. UNAVAILABLE is 503 alone: a policy of retries would double what a rate limits.
     429: Meaning(RESOURCE_EXHAUSTED, "rate_limit_error"),

@@ -8,6 +8,8 @@ and scripts, where `$NAME` stands. handlers.protocol.statuses has the statuses, 
 PRIORITY_HEADER = "x-priority"
 TIMEOUT_HEADER = "x-timeout-ms"
 TERMS_HEADERS = (PRIORITY_HEADER, TIMEOUT_HEADER)
+# The identity of a model's vectors, in each of its responses; a request that has another is rejected.
+SPACE_HEADER = "x-vector-space"
 API_HEADER = "x-api"  # the API of embedding servers: a value of APIS; the gateway sets it by the path
 METADATA_HEADER = "x-model-metadata"  # asks for the model's metadata; the gateway removes a client's
 SAMPLE = "sample"  # as its value asks for the answer to the model's own sample
@@ -48,6 +50,8 @@ APIS = {
     **{f"/v{version}/embed": f"cohere-v{version}" for version in (1, 2)},
     **{"/embed_sparse": "sparse", "/pooling": "pooling"},
 }
+# The same paths as a pattern: Envoy rejects one that is as long as their list.
+API_PATTERN = "/(v1/embeddings|(v[12]/)?(rerank|embed)|embed_sparse|pooling)"
 # Paths of clients that name no model (text-embeddings-inference's, and Cohere's first), and the API of each.
 NAMELESS = {"/embed": "embeddings", "/v1/embed": "embeddings", "/rerank": "rerank", "/embed_sparse": "sparse"}
 JSON_PATHS = "/(v[12]/|rerank|embed|pooling).*"  # accept only JSON: `curl -d` sends it as a form

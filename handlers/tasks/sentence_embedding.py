@@ -4,10 +4,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 from tokenizers import normalizers
 
-from handlers.engines import Engine, Outputs
-from handlers.errors import InvalidBody, InvalidOption, ItemError
+from handlers.engines import Arrays, Engine, Outputs
+from handlers.errors import InvalidBody, InvalidConfig, InvalidOption, ItemError, TextTooLong
+from handlers.pipeline.micro_batches import Cost
 from handlers.pipeline.values import Results
 from handlers.precision import answers
 from handlers.protocol.output_tensors import vectors
@@ -18,7 +20,8 @@ from handlers.text.encoders import Head
 from handlers.text.handler import TextHandler
 from handlers.text.inputs import Text, add_tokens
 from handlers.text.sentence_files import Dimensions, Prompts, read_token_ids, scale_to_unit
-from handlers.text.sentence_modules import find_vector_size, has_unit_length, transformer_settings
+from handlers.text.sentence_modules import check_mean, find_vector_size, has_unit_length, transformer_settings
+from handlers.text.windows import SHARED_TOKENS, Windowed, split_behind
 
 Sentence = Text[SentenceEmbeddingOptions]
 
@@ -41,6 +44,10 @@ class SentenceEmbeddingHandler(TextHandler[SentenceEmbeddingConfig, Sentence]):
         if transformer_settings(self.checkpoint_dir).get("do_lower_case"):
             backend = self.tokenizer.backend_tokenizer
             backend.normalizer = normalizers.Sequence([normalizers.Lowercase(), *filter(None, [backend.normalizer])])
+        if self.config.long_text is not None:
+            check_mean(self.checkpoint_dir)
+            if not self.tokenizer.is_fast:
+                raise InvalidConfig("long_text: needs tokenizer.json, which the archive lacks")
         self.prompts = Prompts.read(self.checkpoint_dir)
         self.dimensions = Dimensions.read(self.checkpoint_dir, size, is_any=self.config.is_matryoshka)
         only = {"normalized": True} if has_unit_length(self.checkpoint_dir) else {}
@@ -81,8 +88,42 @@ class SentenceEmbeddingHandler(TextHandler[SentenceEmbeddingConfig, Sentence]):
         prepared = iter(super().prepare(texts) if texts else ())
         return [add_tokens(item, item.ids, self.max_length) if item.ids else next(prepared) for item in items]
 
+    def fit(self, item: Sentence, ids: Sequence[int], type_ids: Sequence[int], encoding: Any) -> Sentence | ItemError:
+        """Divide a long text into windows, each with the prompt in front, if the settings allow it."""
+        is_whole = len(ids) <= self.limit(item.options) or self.cut_side(item.options) is not None
+        if self.config.long_text is None or is_whole:
+            return super().fit(item, ids, type_ids, encoding)
+        prompt = self.prompts.find(item.options.prompt_name, item.options.input_type)
+        windows = split_behind(encoding, len(prompt), self.max_length, min(SHARED_TOKENS, self.max_length // 4))
+        if not windows or len(windows) > self.config.max_windows:
+            most = self.config.max_windows
+            return ItemError.of(TextTooLong(f"text: {len(ids)} tokens; max_windows of {self.max_length} is {most}."))
+        return Windowed(item.text, item.options, ids, type_ids, windows=windows)
+
+    def cost(self, item: Sentence) -> Cost:
+        if isinstance(item, Windowed):
+            return Cost(len(item.windows) * self.max_length, sent=sum(len(each.ids) for each in item.windows))
+        return super().cost(item)
+
+    def collate(self, items: Sequence[Sentence]) -> Arrays:
+        return self.stack([row for item in items for row in getattr(item, "windows", [item])])
+
+    def _join(self, vectors: Any, items: Sequence[Sentence]) -> Any:
+        """Return one vector for each item, of rows of windows, (R, D)."""
+        rows, joined = iter(vectors), []
+        for item in items:
+            if not isinstance(item, Windowed):
+                joined.append(next(rows))
+                continue
+            parts = np.stack([next(rows) for _ in item.windows])
+            mean = np.average(parts, axis=0, weights=[each.tokens for each in item.windows]).astype(np.float32)
+            joined.append(scale_to_unit(mean) if has_unit_length(self.checkpoint_dir) else mean)
+        return np.stack(joined)
+
     def split(self, outputs: Outputs, items: Sequence[Sentence]) -> Sequence[Any]:
         """Return each item's row of `embeddings`, (B, D) float32."""
-        vectors = self.dimensions.cut(outputs["embeddings"], [item.options.dimensions for item in items])
+        vectors = self.dimensions.cut(
+            self._join(outputs["embeddings"], items), [item.options.dimensions for item in items]
+        )
         asked = [item.options.normalize for item in items]
         return [scale_to_unit(each) if is_asked else each for each, is_asked in zip(vectors, asked, strict=True)]

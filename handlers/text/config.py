@@ -96,6 +96,12 @@ class SentenceEmbeddingConfig(EmbeddingConfig):
         "The vocabulary of texts that arrive as token ids: `own` for the model's, special tokens included; "
         "None to reject token ids.",
     )
+    long_text: Literal["mean"] | None = doc(
+        None,
+        "`mean` runs a text that is too long in windows; its vector is the mean of theirs, weighted by their tokens. "
+        "None to reject it.",
+    )
+    max_windows: Count = doc(32, "Maximum windows of a long text.")
 
 
 @dataclass(frozen=True, kw_only=True, config=SETTINGS)

@@ -62,6 +62,25 @@ def split_encoding(encoding: Any, sequence: int, max_length: int, stride: int, m
     return windows
 
 
+def split_behind(encoding: Any, characters: int, max_length: int, stride: int) -> list[Window]:
+    """Split a text into windows that all begin with its first `characters`, a prompt; none if no other token fits."""
+    ids, type_ids, spans = encoding.ids, encoding.type_ids, encoding.offsets
+    text = [at for at, place in enumerate(encoding.sequence_ids) if place == 0 and spans[at][1] > characters]
+    if not text:
+        return []
+    start, stop, last = text[0], text[-1] + 1, len(ids)
+    room = max_length - start - (last - stop)
+    if room <= stride:
+        return []
+    windows = []
+    for first in range(start, max(start + 1, stop - stride), room - stride):
+        end = min(first + room, stop)
+        kept = [*range(start), *range(first, end), *range(stop, last)]
+        row, kinds = ([values[at] for at in kept] for values in (ids, type_ids))
+        windows.append(Window(row, kinds, first - start, start, end - first))
+    return windows
+
+
 def cut_encoding(encoding: Any, limit: int, side: Side) -> list[int]:
     """Return the indices of the tokens that stay if `side` of the longer text is cut off first."""
     places: Sequence[int | None] = encoding.sequence_ids

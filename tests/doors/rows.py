@@ -107,10 +107,12 @@ WRONG = {
 PROVOKED = {
     400: (post(0, body=b'{"x": '), b"\xff" * 100),
     404: (post(1, path=b"/predictions/nobody"), b"\x0a\x06nobody"),
+    409: (post(0, b"X-Vector-Space: another"), asking(0)),
     413: (post(0, body=LARGE * 2), bytes(40 << 20)),
     500: (post(500), asking(500)),
     507: (post(507), asking(507)),
 }
+SENT = {409: (("x-vector-space", "another"),)}  # metadata of gRPC
 CODES = {code.value[0]: code.name for code in grpc.StatusCode}
 
 SMALL, CODING = b'{"x": 4}', b"Content-Encoding: "
@@ -225,7 +227,7 @@ GRPC: tuple[Row, ...] = (
         "1 MB of metadata", b"", "RESOURCE_EXHAUSTED|INTERNAL|UNAVAILABLE|UNKNOWN", metadata=(("x", "a" * 1_000_000),)
     ),
     *(
-        Asks(f"a status: {status}, by gRPC", message, CODES[meaning_of(status).grpc])
+        Asks(f"a status: {status}, by gRPC", message, CODES[meaning_of(status).grpc], metadata=SENT.get(status, ()))
         for status, (_, message) in PROVOKED.items()
     ),
     Asks("an unknown method", b"", "UNIMPLEMENTED", SERVICE + "Nothing"),

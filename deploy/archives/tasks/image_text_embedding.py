@@ -13,6 +13,7 @@ from deploy.archives.precision.image_fidelity import measure_numbers
 from deploy.archives.preprocessing import follow_processor
 from deploy.archives.sources import Source
 from deploy.archives.tokens import check_tokenizer
+from deploy.archives.vector_space import write_vector_space
 from deploy.models import Engine, ModelEntry
 from handlers.archive_files import CHECKPOINT, GRAPH
 from handlers.config import parse
@@ -47,6 +48,7 @@ def stage(model: ModelEntry, origin: Source, engine: Engine, folder: Path) -> No
             for name, graph in graphs.items():
                 openvino.save_model(graph, folder / name, compress_to_fp16=False)
         pack(source, folder, with_weights=engine != "openvino")
+        write_vector_space(source, folder)
         if engine != "torch":
             write_tokenizer(folder / CHECKPOINT, has_tokenizer=towers.text is not None)
 

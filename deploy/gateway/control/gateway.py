@@ -70,6 +70,7 @@ class Control:
         self._envoy, self._state_dir = envoy, state_dir
         self._known = read_known(state_dir / KNOWN)
         self._rejected: frozenset[str] = frozenset()  # the files that Envoy has not accepted
+        self._mixed: set[tuple[str, str]] = set()  # versions whose nodes return vectors of several spaces
         self._keys: tuple[Key, ...] | None = None  # the keys that Envoy has accepted; None until it has
         self._authority = ""  # the digest of the client_ca that Envoy has accepted
         self._changed = asyncio.Event()
@@ -152,6 +153,7 @@ class Control:
         )
         if fleet.problem != self.fleet.problem:
             logger.error("%s", fleet.problem or "works as configured again")
+        self._report_spaces(fleet)
         served, canaries = fleet.models, {}
         for name, canary in self.canaries().items():
             # An unregistered version receives no requests.
@@ -161,6 +163,19 @@ class Control:
         if fleet != self.fleet:
             self._changed.set()
         self.fleet = fleet
+
+    def _report_spaces(self, fleet: Fleet) -> None:
+        """Log each version once whose nodes return vectors of several spaces, such as in bf16 and in fp32."""
+        mixed = {
+            (name, number): version.spaces
+            for name, model in fleet.registered.items()
+            for number, version in model.versions.items()
+            if len({*version.spaces.values()}) > 1
+        }
+        for key in mixed.keys() - self._mixed:
+            found = ", ".join(f"{node} {space}" for node, space in sorted(mixed[key].items()))
+            logger.warning("%s %s: vectors of several spaces, do not mix them: %s", *key, found)
+        self._mixed = {*mixed}
 
     def canaries(self) -> dict[str, Canary]:
         """Return the canaries by the model's name; those of the control port replace those of gateway.yaml."""

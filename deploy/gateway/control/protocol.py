@@ -6,7 +6,7 @@ which load balancers understand, and 404 for an unknown model.
 """
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from aiohttp import web
@@ -120,12 +120,12 @@ async def unknown(request: web.Request) -> web.Response:
 @routes.get("/v1/models")
 async def models(request: web.Request) -> web.Response:
     """Return the models that /v1/embeddings and /v1/rerank accept."""
-    return web.json_response(list_models(_names(request))[0])
+    return web.json_response(list_models(_documents(request))[0])
 
 
 @routes.get("/v1/models/{model:.+}")
 async def model(request: web.Request) -> web.Response:
-    document, status = list_models(_names(request), request.match_info["model"])
+    document, status = list_models(_documents(request), request.match_info["model"])
     return web.json_response(document, status=status)
 
 
@@ -136,10 +136,12 @@ async def info(request: web.Request) -> web.Response:
     return web.json_response(describe_embedder(documents, gateway.settings.default_models))
 
 
-def _names(request: web.Request) -> list[str]:
+def _documents(request: web.Request) -> dict[str, Mapping[str, Any]]:
+    """Return the metadata of each model, also by its aliases."""
     gateway = request.app[GATEWAY]
-    names = gateway.fleet.models
-    return [*names, *(alias for alias, name in gateway.settings.aliases.items() if name in names)]
+    models = gateway.fleet.models
+    aliases = {alias: name for alias, name in gateway.settings.aliases.items() if name in models}
+    return {alias: models[name].metadata for alias, name in ({name: name for name in models} | aliases).items()}
 
 
 # Method -> function that returns the document, or a coroutine for it. Load and unload return None.

@@ -28,7 +28,7 @@ from deploy.protocol.rejections import OF_NODES
 from deploy.settings_file import read_file
 from handlers.errors import InvalidConfig
 from handlers.protocol.statuses import meaning_of
-from handlers.protocol.wire import APIS
+from handlers.protocol.wire import API_PATTERN
 
 # Names in Envoy's working folder.
 ADMIN = "admin.sock"
@@ -92,7 +92,7 @@ def _listener(settings: GatewaySettings, name: str, port: int, authority: str) -
         ),
         http_response=make_lua_filter("http_response", header=nodes),
         model=make_lua_filter("model", name="gateway.model"),
-        api_paths=rf"({'|'.join(APIS)})(\?.*)?",
+        api_paths=rf"{API_PATTERN}(\?.*)?",
         grpc_unpack=make_lua_filter("sums", "grpc_unpack", header=f"local COMPRESSED_BYTES = {compressed_bytes}\n"),
         grpc_outer=make_lua_filter("sums", "grpc_outer"),
         grpc_inner=make_lua_filter("grpc_inner", header=nodes),

@@ -23,14 +23,14 @@ from deploy.gateway.envoy.resources import Resource, fill_template, format_secon
 from deploy.gateway.settings import Canary, GatewaySettings
 from deploy.gateway.state import Fleet, ServedModel
 from deploy.protocol.description import find_only, strip_zeros
-from handlers.protocol.wire import API_HEADER, APIS
+from handlers.protocol.wire import API_HEADER, API_PATTERN, APIS
 
 HTTP = "http"
 GRPC = "grpc"
 # Bodies up to this size are sent to another node if a node dies. Envoy holds them twice: with a larger limit a hundred
 # photographs filled half of its heap, from where on it closes connections.
 REPLAY_BYTES = 4 << 20
-API_PATHS = rf"({'|'.join(APIS)}|/v1/models(/[^?]*)?)(\?.*)?"
+API_PATHS = rf"({API_PATTERN}|/v1/models(/[^?]*)?)(\?.*)?"
 ZEROS = 3  # zeros that a request may append to a version: "1.0", "1.0.0" and "1.0.0.0" for "1"
 READY_PATHS = ("/v2/health/ready", "/ping")  # paths of probes
 API_MODEL = "gateway.api"  # the namespace of the metadata in which the Lua filter writes the model's name
@@ -49,7 +49,7 @@ def make_routes(settings: GatewaySettings, fleet: Fleet, name: str) -> Resource:
         ready_status=200 if fleet.is_ready else 503,
         keys=fill_template("route", "disabled"),
         question_bytes=question_bytes,
-        api_prefixes=f"({'|'.join(APIS)})(/.*)?",
+        api_prefixes=f"{API_PATTERN}(/.*)?",
         api_bytes=min(limits.api_body_bytes, limits.body_bytes),
         no_repository=None if settings.management else fill_template("route", "no_repository"),
     )

@@ -96,7 +96,8 @@ async def _infer(models: Models, message: bytes, context: Any) -> Response:
             return reject(BUSY)
         message = await models.inflate(hold, message, decompress)
         asked = await off_loop(len(message), parse, message, models.body_bytes)
-        terms = {name: value for name, value in context.invocation_metadata() if name in wire.TERMS_HEADERS}
+        known = (*wire.TERMS_HEADERS, wire.SPACE_HEADER)
+        terms = {name: value for name, value in context.invocation_metadata() if name in known}
         headers = {"content-type": wire.PROTOBUF, **terms}
         body, path = Parsed.of(message, asked), f"/{wire.SERVICE}/ModelInfer"
         return await models.predict(asked.model_name, asked.model_version, headers, body, path)
@@ -107,6 +108,9 @@ async def _infer(models: Models, message: bytes, context: Any) -> Response:
 
 
 def _received(answer: Response, context: Any) -> Written:
+    spaces = [value for name, value in answer.headers.items() if name.lower() == wire.SPACE_HEADER]
+    if spaces:
+        context.set_trailing_metadata([(wire.SPACE_HEADER, spaces[0])])
     if answer.status == 200:
         return Written(answer.body)
     message = unquote(answer.headers.get(wire.GRPC_MESSAGE_HEADER, "")) or _message_of(answer.body)

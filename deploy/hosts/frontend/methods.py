@@ -1,11 +1,13 @@
 """The methods of each path, and the errors of a path or method that is not served."""
 
+import json
 import re
 
-from deploy.hosts.frontend.http import Rejected
+from deploy.hosts.frontend.http import Rejected, Response, document
 from deploy.protocol.errors import RequestError
-from deploy.protocol.rejections import NOT_FOUND, UNKNOWN_MODEL
+from deploy.protocol.rejections import MISSING_MODEL, NOT_FOUND, UNKNOWN_MODEL
 from handlers.protocol import wire
+from handlers.protocol.api_forms import error_document
 
 # The methods of each path, as the gateway has them (deploy/gateway/envoy/route.yaml). TorchServe's predictions
 # accept any; the gateway passes those of its clients on.
@@ -29,3 +31,20 @@ def not_served(method: str, path: str) -> Exception:
     if f"{path}/".startswith("/v2/") and not path.startswith("/v2/repository"):
         return RequestError(404, f"{method[:20]} {path[:200]}: unknown route")
     return Rejected(NOT_FOUND)
+
+
+def in_form(path: str, answer: Response) -> Response:
+    """Write an error of TorchServe's form in OpenAI's or Cohere's, or in the Open Inference Protocol's."""
+    try:
+        match json.loads(answer.body):
+            case {"code": _, "type": kind, "message": message}:
+                pass
+            case _:
+                return answer
+    except ValueError:
+        return answer
+    field = "model" if kind in (MISSING_MODEL.type, UNKNOWN_MODEL.type) or message.startswith("model:") else None
+    api = wire.APIS.get(path, "")
+    is_v2 = path.startswith("/v2") and not api
+    content = {"error": message} if is_v2 else error_document(answer.status, kind, message, field, api)
+    return document(content, answer.status, answer.headers)

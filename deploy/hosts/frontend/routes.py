@@ -30,14 +30,13 @@ from deploy.hosts.frontend.http import (
     reject,
 )
 from deploy.hosts.frontend.memory import MEMORY_BYTES, Hold, Memory
-from deploy.hosts.frontend.methods import check_method, not_served
+from deploy.hosts.frontend.methods import check_method, in_form, not_served
 from deploy.protocol import deep, description
 from deploy.protocol.description import strip_zeros
 from deploy.protocol.errors import RequestError, not_ready, unknown_model, unknown_version
 from deploy.protocol.rejections import BAD_REQUEST, BUSY, MISSING_MODEL, UNKNOWN_MODEL, UNNAMED, Rejection
 from handlers.errors import BodyTooLarge, InvalidInput, MalformedMessage
 from handlers.protocol import wire
-from handlers.protocol.api_forms import error_document
 from handlers.protocol.bodies import parse_api
 from handlers.protocol.codings import decompress, inflate
 from handlers.protocol.headers import is_utf8
@@ -129,14 +128,16 @@ class Models:
         """Find the only model for a request that names none; "" without one."""
         if path not in wire.NAMELESS or self.repository is not None:
             return ""  # which models of a repository are of that kind is known once they are loaded
-        return description.find_only(path, await self._documents(), self._preferred)
+        return description.find_only(path, await self.documents(), self._preferred)
 
     async def describe_embedder(self) -> dict[str, Any]:
         """Answer text-embeddings-inference's /info."""
-        return description.describe_embedder(await self._documents(), self._preferred)
+        return description.describe_embedder(await self.documents(), self._preferred)
 
-    async def _documents(self) -> dict[str, dict[str, Any]]:
-        return {name: await self._metadata(name) for name in self.names}
+    async def documents(self) -> dict[str, dict[str, Any]]:
+        """Return the metadata of each model; empty for one that is not loaded, which stays so."""
+        states = self.states.items()
+        return {name: await self._metadata(name) if state in ("", "READY") else {} for name, state in states}
 
     async def describe(self, method: str, name: str = "", version: str = "") -> dict[str, Any]:
         """Answer a method of Triton's gRPC service that describes a model, or all models."""
@@ -200,7 +201,7 @@ class Routes(Application):
         """Write an error that is not the handler's in the form of the API of the request's path."""
         path = (headers_of(scope).get(wire.ORIGINAL_PATH_HEADER) or str(scope["path"])).partition("?")[0].rstrip("/")
         is_openai = path.startswith("/v1/models") and UNKNOWN_MODEL.type.encode() in answer.body
-        return _in_form(path, answer) if path in wire.APIS or path.startswith("/v2") or is_openai else answer
+        return in_form(path, answer) if path in wire.APIS or path.startswith("/v2") or is_openai else answer
 
     async def _answer(self, path: str, scope: Message, receive: Receive) -> Response:
         headers, models = headers_of(scope), self.models
@@ -241,7 +242,8 @@ class Routes(Application):
     async def _described(self, method: str, path: str) -> Response:
         """Answer a request that describes the server or its models."""
         if path == "/v1/models" or path.startswith("/v1/models/"):
-            return document(*description.list_models(self.models.states, path[11:]))
+            listed = description.list_models(await self.models.documents(), path[11:], self.models.states)
+            return document(*listed)
         if path == "/v2/models":
             states = {"states": self.models.states} if self.models.repository else {}
             return document({"models": self.models.names, **states})  # KServe's form
@@ -281,20 +283,3 @@ def _named_model(body: bytes, content_type: str) -> tuple[str | None, bytes]:
     # A replica decodes other character sets.
     parsed = Parsed.of(body, asked) if body and is_utf8(content_type) else body
     return name if isinstance(name, str) else None, parsed
-
-
-def _in_form(path: str, answer: Response) -> Response:
-    """Write an error of TorchServe's form in OpenAI's or Cohere's, or in the Open Inference Protocol's."""
-    try:
-        match json.loads(answer.body):
-            case {"code": _, "type": kind, "message": message}:
-                pass
-            case _:
-                return answer
-    except ValueError:
-        return answer
-    field = "model" if kind in (MISSING_MODEL.type, UNKNOWN_MODEL.type) or message.startswith("model:") else None
-    api = wire.APIS.get(path, "")
-    is_v2 = path.startswith("/v2") and not api
-    content = {"error": message} if is_v2 else error_document(answer.status, kind, message, field, api)
-    return document(content, answer.status, answer.headers)

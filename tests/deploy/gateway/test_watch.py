@@ -255,3 +255,17 @@ def test_metadata_is_asked_once_and_again_of_other_workers_but_never_of_another_
     assert questions(scene).count(asked) == 1
     run(scene.gateway.write())
     assert read_known(scene.folder / KNOWN)[scene.first.node][key].is_foreign
+
+
+def test_vectors_of_several_spaces_on_the_nodes_of_a_version_are_reported_once(
+    scene: Scene, caplog: pytest.LogCaptureFixture
+) -> None:
+    for node, space in ((scene.first, "f1-fp32"), (scene.second, "f1-bf16")):
+        node.metadata["classifier"] = {**METADATA, "vector_space": space}
+        node.models["classifier"] = [described("classifier", start="T1")]
+    wait(lambda: len({*ready(scene)} and scene.version.spaces) == 2)
+    scene.look()
+    assert 'gateway_vector_spaces{model="classifier",version="1.0"} 2' in scene.metrics()
+    told = [each.getMessage() for each in caplog.records if "several spaces" in each.getMessage()]
+    assert told == ["classifier 1.0: vectors of several spaces, do not mix them: node-1 f1-fp32, node-2 f1-bf16"]
+    assert scene.ask("GET", "/v1/models/classifier")[1]["vector_space"] in ("f1-fp32", "f1-bf16")

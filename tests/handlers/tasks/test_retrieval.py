@@ -2,11 +2,13 @@
 
 import base64
 import json
+import re
 from importlib import import_module
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from sentence_transformers.util.quantization import quantize_embeddings
 
 from handlers.errors import InvalidConfig
@@ -339,3 +341,62 @@ def test_api_that_the_model_does_not_serve_is_rejected(tiny_archive: Made, monke
     (answer,) = ask(handler, "embeddings", {"input": ["x"]})
     assert (answer.status, answer.headers["X-Should-Retry"]) == (500, "false")
     assert answer.body["error"]["type"] == "server_error"
+
+
+def test_client_of_another_vector_space_is_rejected_and_each_response_names_its_own(tiny_archive: Made) -> None:
+    handler = start(tiny_archive, EMBEDDER)
+    own = str(handler.metadata.vector_space)
+    assert re.fullmatch("[0-9a-f]{16}-fp32", own)
+    body = json.dumps({"model": "m", "input": TEXTS[0]}).encode()
+    spaces: list[dict[str, str]] = [{}, {"X-Vector-Space": own}, {"X-Vector-Space": "other"}]
+    sent = [*({**each, "X-Api": "embeddings"} for each in spaces), *spaces]
+    answers = serve(handler, [{"body": body}] * 3 + [{"body": TEXTS[0].encode()}] * 3, sent)
+    assert [answer.status for answer in answers] == [200, 200, 409] * 2
+    assert {answer.headers["X-Vector-Space"] for answer in answers} == {own}
+    openai, native = answers[2], answers[5]
+    assert (openai.body["error"]["param"], openai.headers["X-Should-Retry"]) == (None, "false")
+    assert native.body["type"] == "OtherVectorSpace" and own in native.body["message"]
+
+
+@table(
+    ("modules.json", {"files": pooled(pooling_mode_cls_token=True)}, False),
+    ("prompts", {"files": {"config_sentence_transformers.json": {"prompts": {"query": "q "}}}}, False),
+    ("architecture", {"num_hidden_layers": 1}, False),
+    ("a version", {"files": {"config_sentence_transformers.json": {"__version__": {"transformers": "4"}}}}, True),
+)
+def test_vector_space_changes_with_all_that_changes_a_vector(
+    name: str, more: dict[str, Any], is_equal: bool, tiny_archive: Made
+) -> None:
+    plain: dict[str, Any] = {"task": "sentence_embedding", "kind": "bert"}
+    plain |= {"files": {"config_sentence_transformers.json": {}}} if name == "a version" else {}
+    first, second = (start(tiny_archive, each).metadata.vector_space for each in (plain, {**plain, **more}))
+    assert (first == second) == is_equal
+
+
+@pytest.mark.parametrize("kind", [None, "query"])
+def test_long_text_is_the_mean_of_its_windows_weighted_by_their_tokens(tiny_archive: Made, kind: str | None) -> None:
+    files: dict[str, Any] = {**pooled(pooling_mode_mean_tokens=True), "config_sentence_transformers.json": PROMPTS}
+    model = {**NORMALIZED, "files": files}
+    handler, text = start(tiny_archive, model, long_text="mean"), "the river rose; " * LIMIT
+    prompt = "the river " if kind else ""
+    tokenizer, network = handler.tokenizer, library("SentenceTransformer", handler)
+    whole = tokenizer(prompt + text)["input_ids"]
+    head = len(tokenizer(prompt.rstrip())["input_ids"]) - 1  # without the end; the space is in the next token
+    room, shared = LIMIT - head - 1, LIMIT // 4
+    parts = [whole[at : min(at + room, len(whole) - 1)] for at in range(head, len(whole) - 1 - shared, room - shared)]
+    states = [network[0].auto_model(torch.tensor([[*whole[:head], *part, whole[-1]]]))[0][0] for part in parts]
+    rows = torch.nn.functional.normalize(torch.stack([each.mean(0) for each in states]), dim=1).detach().numpy()
+    expected = np.average(rows, axis=0, weights=[len(part) for part in parts])
+    asked = {"input": [TEXTS[0], text, TEXTS[1]], **({"input_type": kind} if kind else {})}
+    (answer,), (short,) = ask(handler, "embeddings", asked), ask(start(tiny_archive, model), "embeddings", asked)
+    assert (len(parts) > 2, short.status) == (True, 413)
+    found = vectors(answer)
+    np.testing.assert_allclose(found[1], expected / np.linalg.norm(expected), atol=1e-5)
+    (alone,) = ask(handler, "embeddings", {**asked, "input": [TEXTS[0], TEXTS[1]]})
+    np.testing.assert_allclose(found[[0, 2]], vectors(alone), atol=1e-5)
+
+
+def test_long_text_needs_a_model_that_pools_by_mean(tiny_archive: Made) -> None:
+    first = {**NORMALIZED, "files": pooled(pooling_mode_cls_token=True)}
+    with pytest.raises(InvalidConfig, match="pools by mean alone; this one has cls"):
+        start(tiny_archive, first, long_text="mean")

@@ -240,8 +240,8 @@ def test_folder_is_served_within_its_memory_and_managed_by_tritons_clients(host:
             client.infer("one", [number])
         client.load_model("one")
         assert client.is_model_ready("one") and client.infer("one", [number]).as_numpy("y").tolist() == [5]
-        for name, words in (("broken", "failed to load 'broken': broken does not load"), ("other", "unknown model")):
-            with pytest.raises(InferenceServerException, match=words):
+        for name, reason in (("broken", "failed to load 'broken': broken does not load"), ("other", "unknown model")):
+            with pytest.raises(InferenceServerException, match=reason):
                 client.load_model(name)
         with pytest.raises(InferenceServerException, match="not supported"):
             client.load_model("one", config="{}")
