@@ -159,7 +159,7 @@ class Supervisor:
             if (child := await self._start(number)) is not None:
                 self._spawn(self._watch(child))
                 break
-            pause_s = min(LONGEST_PAUSE_S, 2 * max(pause_s, FIRST_PAUSE_S))
+            pause_s = lengthen(pause_s)
 
     async def _replace(self) -> None:
         """Replace each process when its successor serves, one after the other."""
@@ -291,6 +291,11 @@ class Supervisor:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
+
+
+def lengthen(pause_s: float) -> float:
+    """Return the pause before the next start of a process that has not served."""
+    return min(LONGEST_PAUSE_S, 2 * max(pause_s, FIRST_PAUSE_S))
 
 
 def _say(words: str) -> None:

@@ -5,7 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from deploy.archives.generation import Reference
 from deploy.archives.sources import source
 from deploy.archives.tasks.translation import convert
 from deploy.models import model
@@ -107,3 +109,18 @@ def test_archive_has_the_detector_that_its_configuration_names_and_is_built_anew
     # Another content counts, too.
     (folder / "own.ftz").write_bytes(b"no model")
     assert "detector.ftz" in archive_sh.rejected(*arguments)
+
+
+@torch.no_grad()
+def test_other_answer_is_a_tie_only_if_the_model_is_indifferent_between_their_tokens(checkpoint: Path) -> None:
+    reference = Reference(checkpoint, {}, trust_remote_code=False)
+    _, own, inputs = reference.generate(SENTENCES[0], 1, 8)
+    special = set(reference._tokenizer.all_special_ids)
+    place = next(n for n, number in enumerate(own) if number not in special)
+    logits = reference._model(**inputs, decoder_input_ids=torch.tensor([own[:place]])).logits[0, -1]
+    other = next(number for number in logits.argsort().tolist() if number not in special)
+    answer = [*own[:place], other]
+    assert not reference.is_tie(inputs, own, answer)
+    output, bias = reference._model.get_output_embeddings().weight, reference._model.final_logits_bias
+    output[other], bias[0, other] = output[own[place]].clone(), bias[0, own[place]]
+    assert reference.is_tie(inputs, own, answer)

@@ -87,6 +87,20 @@ def test_old_handler_sees_its_own_archive_and_rows_and_its_answers_are_unchanged
     assert answers == [{"said": "one"}, b"alpha", {"said": "three"}, {"said": "four"}]
 
 
+def test_old_handler_gets_json_as_objects_and_texts_as_text_by_the_type_of_each_field(old: Old) -> None:
+    handler = old(
+        HANDLER.split("    def handle", maxsplit=1)[0]
+        + """
+    def handle(self, data, context):
+        return [{name: type(value).__name__ for name, value in row.items()} for row in data]
+"""
+    )
+    types = {"body": "application/json", "text": "text/plain", "image": "image/png", "broken": "application/json"}
+    row = {name: bytearray(b"[1]" if name != "broken" else b"{") for name in types}
+    (answer,) = serve(handler, [row], [{name: {"content-type": kind} for name, kind in types.items()}])
+    assert answer.body == {"body": "list", "text": "str", "image": "bytearray", "broken": "bytearray"}
+
+
 @table(
     ("bug", 500, {"type": "InternalError"}),
     ("rejected", 418, {"type": "PredictionException", "message": "no rejected texts"}),

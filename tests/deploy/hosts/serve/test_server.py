@@ -24,6 +24,7 @@ from deploy.hosts.serve.app import Host
 from deploy.hosts.serve.connection import RUNNING, Joined, Protocol
 from deploy.hosts.serve.limits import HostLimits
 from deploy.hosts.serve.server import Series, _start_grpc, print_summary
+from deploy.hosts.serve.supervisor import lengthen
 from deploy.hosts.serve.totals import Totals
 from tests.tables import table
 
@@ -332,3 +333,10 @@ def test_counter_adds_up_by_labels() -> None:
     for value, label in ((1.0, "success"), (2.0, "fail"), (3.0, "success")):
         series.add_or_update(value, [label])
     assert series.samples == {("success",): 4.0, ("fail",): 2.0}
+
+
+def test_process_that_never_serves_is_started_less_and_less_often() -> None:
+    pauses_s = [0.0]
+    for _ in range(8):
+        pauses_s.append(lengthen(pauses_s[-1]))
+    assert pauses_s == [0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0]
