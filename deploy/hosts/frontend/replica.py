@@ -5,11 +5,14 @@ the client disconnects: the server cancels the task -> core.cancel: its waiting 
 """
 
 import asyncio
+import json
 import os
 import re
+import shlex
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import CancelledError
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from threading import get_ident
@@ -24,6 +27,7 @@ IMAGES = (b"\xff\xd8\xff", b"\x89PNG", b"GIF8", b"RIFF")
 QUICK_S = 0.003  # most seconds of the items that the loop runs itself: waking a thread takes as long
 LOOP_S = 0.02  # seconds of the loop's micro-batches in a row; beyond, the threads run the next ones, for so long that
 LOOP_SHARE = 0.01  # such rows take this share of the loop's time
+SHOWN = 200  # most characters of a sample in a command that is printed
 SAMPLE_S = 20.0  # seconds in which the model's own sample must be answered
 
 Arrival = tuple[Any, float]  # a request of the archive's core, and when it reached the server
@@ -128,6 +132,13 @@ class Replica:
         samples = samples_of(self._handler)
         return await self._run((_request(samples[0]), time.perf_counter())) if samples else None
 
+    def sample_options(self) -> str:
+        """Return curl's options that send the model's own sample."""
+        from handlers.pipeline.task import samples_of  # noqa: PLC0415
+
+        samples = samples_of(self._handler)
+        return curl_options(samples[0].value if samples else None)
+
     async def close(self) -> None:
         """End the core's threads, and report the last metrics."""
         await asyncio.to_thread(self._core.close)
@@ -176,6 +187,17 @@ class Replica:
     def _most_items(self, ready_s: float) -> int:
         is_loops = ready_s <= QUICK_S and time.perf_counter() > self._threads_until_s
         return self._in_flight if is_loops else 0
+
+
+def curl_options(value: object) -> str:
+    """Return curl's options that send a short value; the user has a better image, and no array is shown."""
+    if isinstance(value, str) and len(value) <= SHOWN:
+        return f"-H 'Content-Type: text/plain' -d {shlex.quote(value)}"
+    with suppress(TypeError, ValueError):
+        text = json.dumps({**value}, ensure_ascii=False) if isinstance(value, Mapping) else ""
+        if 0 < len(text) <= SHOWN:
+            return f"-H 'Content-Type: application/json' -d {shlex.quote(text)}"
+    return "-T FILE"
 
 
 def _request(content: Any) -> Any:

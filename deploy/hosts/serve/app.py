@@ -165,6 +165,7 @@ class Host(Routes):
             "Model": ", ".join(f"{each.name} {each.version}" for each, _ in found),
             "Precision": ", ".join(metadata.precision or "as exported" for _, metadata in found),
             "Engine": ", ".join(metadata.platform.removeprefix("torchserve_") for _, metadata in found),
+            "Try": f"curl {found[0][0].sample_options()}",
         }
 
 

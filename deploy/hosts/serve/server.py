@@ -142,5 +142,6 @@ async def _start_grpc(host: Any, door: Door, options: Any, limits: HostLimits) -
 def print_summary(rows: dict[str, str], host: str, port: int) -> None:
     url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
     path = f"{url}/predictions/{rows['Model'].partition(' ')[0]}"
-    for name, value in {**rows, "URL": path, "Try": f"curl -T FILE {path}", "Stop": f"kill {os.getpid()}"}.items():
+    call = rows.pop("Try", "curl -T FILE")
+    for name, value in {**rows, "URL": path, "Try": f"{call} {path}", "Stop": f"kill {os.getpid()}"}.items():
         print(f"{name:10} {value}", flush=True)

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import shlex
 import socket
 from dataclasses import replace
 from pathlib import Path
@@ -11,12 +12,14 @@ from typing import Any
 from unittest.mock import AsyncMock, Mock, call
 
 import grpc
+import numpy as np
 import pytest
 import uvicorn
 from uvicorn.server import ServerState
 
 from deploy.hosts.frontend.http import Response
 from deploy.hosts.frontend.memory import Memory
+from deploy.hosts.frontend.replica import curl_options
 from deploy.hosts.frontend.routes import Models
 from deploy.hosts.serve import __main__ as program
 from deploy.hosts.serve import rpc
@@ -214,13 +217,22 @@ def test_grpc_has_the_limits_of_the_port_and_says_whether_it_serves(
 
 @table(("127.0.0.1", "127.0.0.1"), ("::1", "[::1]"))
 def test_summary_names_the_url_of_the_model(host: str, shown: str, capsys: pytest.CaptureFixture[str]) -> None:
-    print_summary({"Model": "m 1.0", "Engine": "openvino"}, host, 8)
+    print_summary({"Model": "m 1.0", "Engine": "openvino", "Try": "curl -d 1"}, host, 8)
     lines = capsys.readouterr().out.splitlines()
     assert lines[:2] == ["Model      m 1.0", "Engine     openvino"]
     assert lines[2:4] == [
         f"URL        http://{shown}:8/predictions/m",
-        f"Try        curl -T FILE http://{shown}:8/predictions/m",
+        f"Try        curl -d 1 http://{shown}:8/predictions/m",
     ]
+
+
+@table(
+    ("it's", ["-H", "Content-Type: text/plain", "-d", "it's"]),
+    ({"question": "Ä?", "top_k": 1}, ["-H", "Content-Type: application/json", "-d", '{"question": "Ä?", "top_k": 1}']),
+    *((value, ["-T", "FILE"]) for value in (None, b"raw", "x" * 201, {"x": np.ones(2)}, {"x": "y" * 200})),
+)
+def test_sample_is_sent_by_the_command_that_is_printed(value: Any, words: list[str]) -> None:
+    assert shlex.split(curl_options(value)) == words
 
 
 def test_options_reach_the_host_and_its_end_is_that_of_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -262,14 +274,16 @@ def test_host_describes_its_archive_as_torchserve_does_and_has_its_limits() -> N
 
     of = {"metadata": Mock(precision="", platform="torchserve_openvino"), "is_on_gpu": False, "window": 8}
     close = AsyncMock(side_effect=lambda: ended.append("model"))
-    replica: Any = SimpleNamespace(name="m", version="1.0", max_body_bytes=9, answer=answer, close=close, **of)
+    of |= {"max_body_bytes": 9, "sample_options": lambda: curl_options(b"an image")}
+    replica: Any = SimpleNamespace(name="m", version="1.0", answer=answer, close=close, **of)
     metrics: Any = {"b_total": Series(("x",), {('a"b',): 2.0}), "a_total": Series((), {(): 1.0})}
     limits = replace(LIMITS, requests=1, cors=("https://a",), head_bytes=2048, memory_bytes=2 << 20)
     host = Host({Path("store/m.mar"): replica}, Totals(metrics, None), limits)
     assert (host.most_head_bytes, host.body_s, host.origins, host.memory.most_bytes) == (
         *(2048, LIMITS.body_s), frozenset({"https://a"}), 2 << 20,
     )  # fmt: skip
-    assert host.summary() == {"Model": "m 1.0", "Precision": "as exported", "Engine": "openvino"}
+    shown = {"Model": "m 1.0", "Precision": "as exported", "Engine": "openvino", "Try": "curl -T FILE"}
+    assert host.summary() == shown
 
     async def ask(path: str, method: str = "GET", body: bytes = b"") -> tuple[int, Any, bytes | None]:
         sent = list[Any]()
