@@ -64,6 +64,9 @@ def write_list(folder: Path, children: Sequence[Child]) -> bool:
     return bool(pids)
 
 
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0  # seconds before a process that has ended is started again
+
+
 class Relay(asyncio.Protocol):
     """One direction's end of a relayed connection; `other` is the other end."""
 
@@ -100,3 +103,8 @@ class Relay(asyncio.Protocol):
         if self.other is not None:
             self.other.transport.close()
         self._on_end()
+
+
+def lengthen(pause_s: float) -> float:
+    """Return the pause before the next start of a process that has not served."""
+    return min(LONGEST_PAUSE_S, 2 * max(pause_s, FIRST_PAUSE_S))

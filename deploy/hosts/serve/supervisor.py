@@ -18,7 +18,7 @@ from itertools import count
 from math import ceil
 from typing import Any
 
-from deploy.hosts.serve.children import Child, Relay, write_list
+from deploy.hosts.serve.children import FIRST_PAUSE_S, Child, Relay, lengthen, write_list
 from deploy.hosts.serve.doors import (
     ALIVE,
     BACKLOG,
@@ -38,7 +38,6 @@ from deploy.hosts.serve.process import Process
 from deploy.hosts.serve.shares import choose_count, own_cores, usable_cores
 from deploy.places import HOME, PLACE, ROOT
 
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0  # seconds before a process that has ended is started again
 BALANCED_S = 1.0  # seconds between two looks at the processes: whether they answer, and their connections
 STEADY_S = 60.0  # seconds after which a process had a good start
 
@@ -291,11 +290,6 @@ class Supervisor:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
-
-
-def lengthen(pause_s: float) -> float:
-    """Return the pause before the next start of a process that has not served."""
-    return min(LONGEST_PAUSE_S, 2 * max(pause_s, FIRST_PAUSE_S))
 
 
 def _say(words: str) -> None:

@@ -24,10 +24,10 @@ from deploy.hosts.frontend.routes import Models
 from deploy.hosts.serve import __main__ as program
 from deploy.hosts.serve import rpc
 from deploy.hosts.serve.app import Host
+from deploy.hosts.serve.children import Child, lengthen
 from deploy.hosts.serve.connection import RUNNING, Joined, Protocol
 from deploy.hosts.serve.limits import HostLimits
 from deploy.hosts.serve.server import Series, _start_grpc, print_summary
-from deploy.hosts.serve.supervisor import lengthen
 from deploy.hosts.serve.totals import Totals
 from tests.tables import table
 
@@ -354,3 +354,8 @@ def test_process_that_never_serves_is_started_less_and_less_often() -> None:
     for _ in range(8):
         pauses_s.append(lengthen(pauses_s[-1]))
     assert pauses_s == [0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0]
+
+
+@table((0, "exit code 0"), (3, "exit code 3"), (-9, "signal 9"))
+def test_end_of_a_process_is_told(code: int, words: str) -> None:
+    assert Child(1, Mock(returncode=code), Mock(), Mock(), Path()).end == words
