@@ -40,7 +40,7 @@ ROOMS = {
         ),
         (
             ("deploy/rooms.py", line('"gateway"')),
-            ("docs/generate.py", r'(?<="run", )"gateway", '),
+            ("docs/generate.py", r', "gateway"'),
             ("tests/pages.py", r".*(?:keys-and-tls|how-to/gateway|roll-out)\.md.*\n"),
         ),
         ("container",),
@@ -56,7 +56,7 @@ ROOMS = {
             *("deploy/hosts/ray/", "deploy/kubernetes/ray/", "deploy/prometheus/ray.yml", "deploy/extras/ray.lock"),
             "docs/how-to/ray-serve.md",
         ),
-        (("docs/generate.py", r', "ray"'),),
+        (("docs/generate.py", r', "hosts\.ray"'),),
     ),
     "serve": Room(
         (
@@ -67,6 +67,7 @@ ROOMS = {
             ("load/bench/__main__.py", line('"hosts"')),
             ("load/bench/__main__.py", line('"gpu"')),
             ("load/bench/__main__.py", line('"processes"')),
+            ("docs/generate.py", r', "hosts\.serve"'),
             ("load/bench/peers.py", r"(?<=embeddings, )hosts, "),
             ("load/bench/peers.py", r"@contextmanager\ndef serve_process\((?:.*\n)+?\n\n(?=def )"),
             ("load/bench/peers.py", r"stack\.enter_context\(serve_process\(bench, network\)\), "),
