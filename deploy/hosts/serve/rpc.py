@@ -56,10 +56,10 @@ class Calls:
             began_s, sizes = time.perf_counter(), [0, 0]
             sent = dict(context.invocation_metadata()).get("x-request-id", "")
             request_id = id_of(sent if isinstance(sent, str) else "")
-            context.set_trailing_metadata((("x-request-id", request_id),))
             try:
                 return await answer(context, sizes)
             finally:
+                context.set_trailing_metadata((*(context.trailing_metadata() or ()), ("x-request-id", request_id)))
                 if self._log is not None:
                     self._log.note_call(context, f"/{SERVICE}/{method.__name__}", sizes, request_id, began_s)
 
