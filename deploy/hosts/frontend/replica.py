@@ -177,11 +177,12 @@ class Replica:
 
     def _help(self) -> None:
         """Run the items on the loop if they are quick, since waking a thread takes as long; else wake the threads."""
-        self._is_helping, began_s = False, time.perf_counter()
+        self._is_helping, began_s, cpu_s = False, time.perf_counter(), time.process_time()
         while self._core.step(self._most_items):
-            # A prediction was wrong, and the next may be, too: other requests wait for the loop.
+            # A prediction was wrong, and the next may be, too: other requests wait for the loop. A machine that stalls
+            # spends no time of the process, and threads would stall, too.
             taken_s = time.perf_counter() - began_s
-            if taken_s > LOOP_S:
+            if taken_s > LOOP_S and (taken_s := min(taken_s, time.process_time() - cpu_s)) > LOOP_S:
                 self._threads_until_s = began_s + taken_s / LOOP_SHARE
 
     def _most_items(self, ready_s: float) -> int:

@@ -24,7 +24,8 @@ import requests
 
 from deploy.hosts.serve import __main__ as program
 from deploy.models import ROOT
-from tests.hosts import Host, command, is_ready, start
+from tests.deploy.hosts.serve.conftest import number_archive
+from tests.hosts import Host, command, is_ready, run_hosts, start
 from tests.waiting import until
 from torchserve_client.version import VERSION
 
@@ -65,6 +66,15 @@ def test_routes_are_those_of_a_node(served: Host) -> None:
         with pytest.raises(grpc.RpcError, match="expected a model's name"):
             check(b"\x0a\x01x")
         assert channel.unary_unary("/inference.GRPCInferenceService/ServerReady")(b"") == b"\x08\x01"
+
+
+def test_garbage_collection_passes_over_what_was_loaded(tmp_path: Path) -> None:
+    code = (
+        "import gc\n\ndef infer(x):\n    return {'y': 0 * x + len(gc.get_objects()) // (1 + gc.get_freeze_count())}\n"
+    )
+    with run_hosts(number_archive("frozen", code, tmp_path)) as (host,):
+        done = requests.post(f"{host.url}/predictions/frozen", json={"x": 1}, timeout=30)
+    assert done.text == '{"y":0}'  # more objects are frozen than not
 
 
 def test_client_that_reads_nothing_is_closed(served: Host) -> None:

@@ -156,7 +156,10 @@ def test_call_is_read_within_its_time_and_its_memory(monkeypatch: pytest.MonkeyP
     held = list[int]()
 
     async def ask(read: Any, body_s: float = 60.0) -> tuple[Any, Any]:
-        calls, context = rpc.Calls(models, HostLimits(body_s=body_s)), Mock(read=read, invocation_metadata=dict, trailing_metadata=tuple)
+        calls, context = (
+            rpc.Calls(models, HostLimits(body_s=body_s)),
+            Mock(read=read, invocation_metadata=dict, trailing_metadata=tuple),
+        )
         watching = asyncio.create_task(calls.watch())
         try:
             answer = await calls.handler(_infer).stream_unary(None, context)
