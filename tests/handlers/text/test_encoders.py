@@ -181,6 +181,10 @@ def test_padding_on_either_side_changes_no_vector(mode: str) -> None:
         padded = torch.nn.functional.pad(states, (0, 0, before, after), value=torch.nan)
         places = torch.tensor([[*[0] * before, 1, 2, 3, *[0] * after]]).unsqueeze(-1)
         assert torch.equal(POOLINGS[mode](padded, places)[0], alone)
+    # Together with a longer text.
+    both = torch.cat([torch.nn.functional.pad(states[:, :2], (0, 0, 0, 1), value=torch.nan), states])
+    pair = POOLINGS[mode](both, torch.tensor([[1, 2, 0], [1, 2, 3]]).unsqueeze(-1))
+    assert torch.equal(pair, torch.stack([*POOLINGS[mode](states[:, :2], torch.tensor([[[1], [2]]])), alone]))
     first, second, third = states[0]
     weighted = (first + 2 * second + 3 * third) / 6
     wanted = {"cls": first, "lasttoken": third, "mean": states[0].mean(0), "max": states[0].max(0).values}
