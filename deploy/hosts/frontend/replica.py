@@ -83,9 +83,11 @@ class Replica:
 
     def is_version(self, version: str) -> bool:
         """Whether a request's version is the archive's; it may be "1" for "1.0", as in the gateway."""
+        if not version:
+            return True
         from deploy.protocol.description import strip_zeros  # noqa: PLC0415
 
-        return not version or strip_zeros(version) == strip_zeros(self.version or "")
+        return strip_zeros(version) == strip_zeros(self.version or "")
 
     async def answer(self, version: str, headers: Mapping[str, str], body: bytes, path: str) -> Response | None:
         """Answer a request of `routes`; None if the archive is not of that version."""
@@ -177,12 +179,11 @@ class Replica:
 
     def _help(self) -> None:
         """Run the items on the loop if they are quick, since waking a thread takes as long; else wake the threads."""
-        self._is_helping, began_s, cpu_s = False, time.perf_counter(), time.process_time()
+        self._is_helping, began_s = False, time.perf_counter()
         while self._core.step(self._most_items):
-            # A prediction was wrong, and the next may be, too: other requests wait for the loop. A machine that stalls
-            # spends no time of the process, and threads would stall, too.
+            # A prediction was wrong, and the next may be, too: other requests wait for the loop.
             taken_s = time.perf_counter() - began_s
-            if taken_s > LOOP_S and (taken_s := min(taken_s, time.process_time() - cpu_s)) > LOOP_S:
+            if taken_s > LOOP_S:
                 self._threads_until_s = began_s + taken_s / LOOP_SHARE
 
     def _most_items(self, ready_s: float) -> int:

@@ -7,19 +7,20 @@ import time
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from uuid import uuid4
+from random import Random
 
 from deploy.hosts.frontend.http import Message, Response, headers_of
 
 REQUEST_ID = b"x-request-id"
 _USUAL = re.compile(r"[!-~]{1,128}")
 _TIMES = re.compile(r"(\w+);dur=([\d.]+)")
+_IDS = Random()  # noqa: S311 - no secret; a task may seed the module's own
 _BATCH = re.compile(r'batch;desc="(\d+)"')
 
 
 def id_of(sent: str) -> str:
     """Return the id that a client has given its request, or a new one."""
-    return sent if _USUAL.fullmatch(sent) else str(uuid4())
+    return sent if sent and _USUAL.fullmatch(sent) else f"{_IDS.getrandbits(128):032x}"
 
 
 class AccessLog:
