@@ -50,7 +50,8 @@ class SentenceEmbeddingHandler(TextHandler[SentenceEmbeddingConfig, Sentence]):
                 raise InvalidConfig("long_text: needs tokenizer.json, which the archive lacks")
         self.prompts = Prompts.read(self.checkpoint_dir)
         self.dimensions = Dimensions.read(self.checkpoint_dir, size, is_any=self.config.is_matryoshka)
-        only = {"normalized": True} if has_unit_length(self.checkpoint_dir) else {}
+        self.has_unit_length = has_unit_length(self.checkpoint_dir)
+        only = {"normalized": True} if self.has_unit_length else {}
         ranges = read_ranges(self.config.int8_ranges, size)
         self.results = replace(self.results, tensors=vectors("embedding", size), ranges=ranges, only=only)
         return engine
@@ -79,7 +80,7 @@ class SentenceEmbeddingHandler(TextHandler[SentenceEmbeddingConfig, Sentence]):
 
     def check(self, options: Any) -> None:
         self.dimensions.check(options.dimensions)
-        if options.normalize is False and (options.dimensions or has_unit_length(self.checkpoint_dir)):
+        if options.normalize is False and (options.dimensions or self.has_unit_length):
             raise InvalidOption("normalize: must be true; this model, or `dimensions`, scales vectors to unit length.")
 
     def prepare(self, items: Sequence[Sentence]) -> Sequence[Sentence | ItemError]:
@@ -110,6 +111,8 @@ class SentenceEmbeddingHandler(TextHandler[SentenceEmbeddingConfig, Sentence]):
 
     def _join(self, vectors: Any, items: Sequence[Sentence]) -> Any:
         """Return one vector for each item, of rows of windows, (R, D)."""
+        if len(vectors) == len(items):  # a long text has several windows
+            return vectors
         rows, joined = iter(vectors), []
         for item in items:
             if not isinstance(item, Windowed):
@@ -117,7 +120,7 @@ class SentenceEmbeddingHandler(TextHandler[SentenceEmbeddingConfig, Sentence]):
                 continue
             parts = np.stack([next(rows) for _ in item.windows])
             mean = np.average(parts, axis=0, weights=[each.tokens for each in item.windows]).astype(np.float32)
-            joined.append(scale_to_unit(mean) if has_unit_length(self.checkpoint_dir) else mean)
+            joined.append(scale_to_unit(mean) if self.has_unit_length else mean)
         return np.stack(joined)
 
     def split(self, outputs: Outputs, items: Sequence[Sentence]) -> Sequence[Any]:
