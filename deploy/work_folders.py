@@ -9,11 +9,14 @@ import os
 import shutil
 import stat
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 MARK = ".torchserve-batching"
+WRITING_S = 5.0  # seconds that an archive may take to unpack
+QUIET_S = 0.1  # seconds without a new file until nothing writes there
 
 
 @contextmanager
@@ -33,6 +36,19 @@ def make_work_folder(prefix: str, parent: Path) -> Iterator[Path]:
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         os.close(handle)
+
+
+def remove_in_use(folder: Path) -> None:
+    """Remove the folder of this process, although its other threads may write there for some seconds more."""
+    now = time.monotonic()
+    end, quiet = now + WRITING_S, now + QUIET_S
+    while now < min(end, quiet):
+        if (folder / "work").exists():
+            shutil.rmtree(folder / "work", ignore_errors=True)
+            quiet = time.monotonic() + QUIET_S
+        time.sleep(0.01)
+        now = time.monotonic()
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def remove_ended(prefix: str, parent: Path) -> None:

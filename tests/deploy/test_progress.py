@@ -1,16 +1,19 @@
 """The progress of commands on a terminal and elsewhere, and the folders that killed ones leave."""
 
+import contextlib
 import os
 import pty
 import re
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
 
 from deploy.models import ROOT
-from deploy.work_folders import MARK, make_work_folder
+from deploy.work_folders import MARK, make_work_folder, remove_in_use
 
 pytestmark = pytest.mark.builds
 
@@ -32,6 +35,8 @@ VARIABLES = {**os.environ, "TERM": "xterm"}
 COLOUR = "\x1b[3"
 HOLDER = """
 import sys
+import threading
+import time
 from pathlib import Path
 from deploy.work_folders import make_work_folder
 with make_work_folder(".build-", Path(sys.argv[1])) as folder:
@@ -81,3 +86,21 @@ def test_folder_of_a_killed_process_is_removed_at_the_next_start_and_that_of_a_l
         living.communicate("")
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(theirs)
     assert (tmp_path / ".build-mine" / "thesis.txt").read_text() == "three years"
+
+
+def test_folder_of_this_process_is_removed_although_another_thread_unpacks_files_there(tmp_path: Path) -> None:
+    def unpack() -> None:
+        for number in range(300):
+            (folder := tmp_path / "serve-1" / "work" / f"{number}").mkdir(parents=True, exist_ok=True)
+            with contextlib.suppress(OSError):  # it was removed meanwhile
+                (folder / "infer.py").write_text("")
+            written.set()
+            time.sleep(0.001)
+
+    written = threading.Event()
+    thread = threading.Thread(target=unpack)
+    thread.start()
+    written.wait()
+    remove_in_use(tmp_path / "serve-1")
+    thread.join()
+    assert not [*tmp_path.iterdir()]

@@ -1,7 +1,6 @@
 """The signals and the end of the process; it imports nothing that takes time."""
 
 import os
-import shutil
 import signal
 import sys
 import tempfile
@@ -11,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
-from deploy.work_folders import make_work_folder
+from deploy.work_folders import make_work_folder, remove_in_use
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 LATE_S = 5.0  # seconds beyond drain_s until the process ends, whatever still runs
@@ -53,6 +52,6 @@ class Process:
                 os.kill(each, signal.SIGKILL)
         # A thread that loads the archive would report that its files are gone.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-        shutil.rmtree(self.folder.parent, ignore_errors=True)
+        remove_in_use(self.folder.parent)
         sys.stdout.flush()
         os._exit(code)
