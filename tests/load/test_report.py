@@ -101,6 +101,7 @@ def test_table_has_a_row_for_each_step_and_says_what_is_not_valid() -> None:
     assert clients.split()[:4] == ["ours", "8", "clients", "50.0"]
     assert "200: 500, 503: 1, ServerDisconnectedError: 1" in clients
     assert clients.split()[-6:] == ["4.0", "2.00", "1.00", "40.0", "0.50", "yes"]
+    assert [report._ms(value) for value in (9.996, 10, 99.96, 100, None)] == ["10.00", "10.0", "100.0", "100", ""]
     assert rate.startswith("ours  60/s poisson")
     mixed = replace(run().steps[0], answers={"right": 5, "wrong": 1, "swapped": 2})
     words = "WRONG ANSWERS: ours, 8 clients: 1 wrong, 2 that belong to another request, of 8 checked"

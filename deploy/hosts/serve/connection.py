@@ -170,7 +170,6 @@ class Protocol(HttpToolsProtocol):  # type: ignore[misc]
                 self._reject(NO_TUNNEL)
                 return b""
             self.parser = HttpRequestParser(self)
-            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
             lines = [b"%s %s HTTP/%s" % (method, self.url, version.encode())]
             lines += [b"%s: %s" % header for header in self.headers if header[0] != b"upgrade"]
             return b"\r\n".join([*lines, b"", data[upgrade.args[0] :]])

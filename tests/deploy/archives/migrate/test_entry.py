@@ -131,7 +131,9 @@ def test_detector_and_segmenter_become_entries_with_the_old_form(tmp_path: Path,
     ("token_classification", {"label_list": "[O, B-PER]"}, {"0": "O", "1": "B-PER"}),
     ("question_answering", {}, None),
 )
-def test_transformers_example_is_a_checkpoint(mode: str, names: dict[str, str], labels: Any, tmp_path: Path) -> None:
+def test_transformers_example_is_a_checkpoint(
+    mode: str, names: dict[str, str], labels: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     task = mode.replace("sequence", "text")
     source = tiny_models.checkpoint(tmp_path / "source", "bert", task, ("a", "b"))
     setup = {"mode": mode, "save_mode": "pretrained", "model_name": "bert", "do_lower_case": True, "max_length": "150"}
@@ -142,8 +144,10 @@ def test_transformers_example_is_a_checkpoint(mode: str, names: dict[str, str], 
     entry, config, folder = move(path)
     assert (entry.handler, entry.weights) == (task, {"path": "bert/checkpoint"})
     assert (config["handler"]["max_length"], config["handler"]["truncation"]) == (150, True)
+    printed = capsys.readouterr().out
     if labels is not None:
         assert json.loads((folder / "checkpoint" / "config.json").read_text())["id2label"] == labels
+        assert re.search(f"id2label +{', '.join(labels.values())} +index_to_name.json", printed)
     assert not [*folder.rglob("*.py")]
 
     # A vocabulary alone needs to hear of its case.
