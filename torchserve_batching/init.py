@@ -11,6 +11,7 @@ from pathlib import Path
 from deploy.command import CommandParser, run_command
 from deploy.progress import printable
 from deploy.work_folders import make_work_folder, remove_ended
+from torchserve_batching.own_model import EXAMPLE, OwnModel
 from torchserve_batching.parts import PARTS, write_parts
 from torchserve_client.version import VERSION
 
@@ -29,13 +30,22 @@ def main(arguments: list[str]) -> int:
     parser = CommandParser(
         prog="torchserve-batching init",
         description="Write a project: models.yaml, a task with settings and options, its test and a workflow.",
-        examples=["torchserve-batching init demo", "torchserve-batching init . --with systemd,monitoring"],
+        examples=[
+            "torchserve-batching init demo",
+            "torchserve-batching init shop --task TASK --weights model.pt",
+            "torchserve-batching init . --with systemd,monitoring",
+        ],
     )
     parser.add_argument("folder", type=Path, metavar="DIR", help="folder of the project, made if it is missing")
     parts = f"also files for production, by commas: {', '.join(PARTS)}; a folder with models.yaml gets only them"
     parser.add_argument("--with", dest="parts", type=_read_parts, default=[], metavar="PART,...", help=parts)
+    parser.add_argument("--task", metavar="TASK", help="task of your own model, in place of the example")
+    parser.add_argument("--weights", metavar="PATH|HUB_ID", help="its weights: a file, a folder or a model of the hub")
     options: argparse.Namespace = parser.parse_args(arguments)
-    return run_command("init", lambda: _write(options.folder, options.parts), NotWritten, OSError)
+    if (options.task is None) != (options.weights is None):
+        parser.error("--task and --weights belong together")
+    model = None if options.task is None else OwnModel(options.task, options.weights)
+    return run_command("init", lambda: _write(options.folder, options.parts, model), NotWritten, OSError)
 
 
 def _read_parts(text: str) -> list[str]:
@@ -45,7 +55,7 @@ def _read_parts(text: str) -> list[str]:
     return names
 
 
-def _write(folder: Path, parts: Sequence[str]) -> None:
+def _write(folder: Path, parts: Sequence[str], model: OwnModel | None) -> None:
     """Write all files or none, none of them through a link; those of an interrupted call count as written."""
     parent = folder if folder.is_dir() else folder.parent
     made = _make_folders(parent)
@@ -55,16 +65,20 @@ def _write(folder: Path, parts: Sequence[str]) -> None:
     try:
         with make_work_folder(WORK, parent) as work:
             new = work / "project"
-            if not parts or not (folder / "models.yaml").exists():
-                ignore = shutil.ignore_patterns("__pycache__")
+            if model or not parts or not (folder / "models.yaml").exists():
+                ignore = shutil.ignore_patterns("__pycache__", *(EXAMPLE if model else ()))
                 shutil.copytree(PROJECT, new, ignore=ignore, copy_function=shutil.copyfile)
                 workflow = new / WORKFLOW
                 workflow.write_text(workflow.read_text(encoding="utf-8").replace("VERSION", VERSION), encoding="utf-8")
+            if model is not None:
+                model.write(new)
             write_parts(parts, new, folder)
             if parent == folder:
                 _add(new, folder)
             else:
                 new.rename(folder)
+    except ValueError as error:
+        raise NotWritten(f"{printable(str(error))}; nothing is written") from None
     except OSError as error:
         raise NotWritten(f"{printable(str(folder))}: {error.strerror}; nothing is written") from None
     finally:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import transformers
+import yaml
 
 from tests.package.conftest import run
 from tests.tiny_image_text import SIDE, VISION
@@ -79,3 +80,28 @@ def test_names_of_classes_in_a_text_file_are_refused_before_any_build(tmp_path: 
     assert (refused.returncode, refused.stdout) == (1, "") and words in refused.stderr
     names.rename(folder / "flowers" / "index_to_name.json")
     assert "index_to_name.json: not a JSON object of names by number" in run("archive", "--all", cwd=folder).stderr
+
+
+def test_project_of_your_own_model_builds_it_and_names_what_is_wrong(tmp_path: Path) -> None:
+    (tmp_path / "double it").mkdir()
+    (tmp_path / "double it" / "infer.py").write_text("def infer(x):\n    return {'y': x * 2}\n")
+    words = ("init", "own", "--task", "tensors", "--weights", "double it")
+    assert run(*words, cwd=tmp_path).returncode == 0
+    files = {str(path.relative_to(tmp_path / "own")) for path in (tmp_path / "own").rglob("*") if path.is_file()}
+    assert files == {
+        *("models.yaml", "double-it/model-config.yaml", "requirements.txt", ".gitignore"),
+        ".github/workflows/models.yml",
+    }
+    built = run("archive", "--all", cwd=tmp_path / "own")
+    assert built.returncode == 0 and "double-it.mar: built" in built.stderr + built.stdout
+    wrong = {
+        ("--task", "tensors"): "--task and --weights belong together",
+        ("--task", "colours", "--weights", "double it"): "--task colours is not one of ",
+        ("--task", "tensors", "--weights", "nowhere"): "--weights nowhere: no such file or folder; nothing is written",
+    }
+    for options, message in wrong.items():
+        refused = run("init", "other", *options, cwd=tmp_path)
+        assert refused.returncode and message in refused.stderr and refused.stderr.count("\n") == 1
+        assert not (tmp_path / "other").exists()
+    assert run("init", "hub", "--task", "reranking", "--weights", "me/mine", cwd=tmp_path).returncode == 0
+    assert yaml.safe_load((tmp_path / "hub" / "models.yaml").read_text())["mine"]["weights"] == {"hub": "me/mine"}
