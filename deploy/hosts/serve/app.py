@@ -8,7 +8,8 @@ import asyncio
 import json
 import socket
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -21,6 +22,7 @@ from deploy.hosts.serve.access_log import REQUEST_ID, AccessLog, id_of
 from deploy.hosts.serve.connection import RUNNING
 from deploy.hosts.serve.limits import HostLimits
 from deploy.hosts.serve.store import Predictions, Store, Use
+from deploy.hosts.serve.stored import resident
 from deploy.hosts.serve.totals import Counters, Totals
 from deploy.protocol.rejections import BUSY, DRAINING, Rejection
 from handlers.protocol.wire import METADATA_HEADER
@@ -72,7 +74,8 @@ class Host(Routes):
     async def answer(self, scope: Message, receive: Receive) -> Response:
         path = scope["path"].rstrip("/")
         if path == "/metrics":
-            return Response(200, _text(self.totals.read()).encode(), "text/plain; version=0.0.4; charset=utf-8")
+            text = _text(self.totals.read()) + _memory(self.totals.pids())
+            return Response(200, text.encode(), "text/plain; version=0.0.4; charset=utf-8")
         if path == "/models" or path.startswith("/models/"):
             return self._described_model(scope["method"], path.split("/")[2:])
         # A client that leaves cancels the task, and so its waiting items.
@@ -178,4 +181,14 @@ def _text(counters: Counters) -> str:
             named = zip((*names, "Hostname"), (*labels, host), strict=True)
             written = ",".join(f"{label}={json.dumps(text, ensure_ascii=False)}" for label, text in named)
             lines.append(f"{name}{{{written},}} {float(value)}")
+    return "\n".join([*lines, ""])
+
+
+def _memory(pids: Sequence[int]) -> str:
+    """Return the memory of each process, under the name that Prometheus' own libraries use."""
+    name = "process_resident_memory_bytes"
+    lines = [f"# HELP {name} Resident memory in bytes.", f"# TYPE {name} gauge"]
+    for pid in pids:
+        with suppress(OSError):  # it has ended
+            lines.append(f'{name}{{pid="{pid}"}} {resident(pid)}')
     return "\n".join([*lines, ""])

@@ -54,9 +54,9 @@ class Stored:
         }
 
 
-def resident() -> int:
-    """Return the bytes of memory of this process."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+def resident(pid: int | None = None) -> int:
+    """Return the bytes of memory of a process, by default of this one."""
+    return int(Path(f"/proc/{pid or 'self'}/statm").read_text().split()[1]) * resource.getpagesize()
 
 
 def trim() -> None:

@@ -13,6 +13,7 @@ from unittest.mock import AsyncMock, Mock, call
 
 import grpc
 import numpy as np
+import psutil
 import pytest
 import uvicorn
 from uvicorn.server import ServerState
@@ -325,7 +326,9 @@ def test_host_describes_its_archive_as_torchserve_does_and_has_its_limits() -> N
         assert [(await ask(*each))[0] for each in wrong] == [404, 404, 404, 405]
         series = [line for line in (await ask("/metrics"))[1].splitlines() if line[0] != "#"]
         labels = f'Hostname="{socket.gethostname()}",'
-        assert series == [f"a_total{{{labels}}} 1.0", f'b_total{{x="a\\"b",{labels}}} 2.0']
+        assert series[:-1] == [f"a_total{{{labels}}} 1.0", f'b_total{{x="a\\"b",{labels}}} 2.0']
+        name = f'process_resident_memory_bytes{{pid="{os.getpid()}"}} '
+        assert int(series[-1].removeprefix(name)) == pytest.approx(psutil.Process().memory_info().rss, rel=0.2)
         host.models.is_draining = True
         status, document, retry = await ask("/models/m")
         assert (status, document["type"], retry) == (503, "Draining", b"1")
