@@ -11,6 +11,7 @@ RUN_PAGES = (
     "docs/tutorials/first-model.md",
     "docs/tutorials/write-a-task.md",
     "docs/how-to/keys-and-tls.md",
+    "docs/how-to/embeddings-in-production.md",
     "docs/how-to/gateway.md",
     "docs/how-to/latency-target.md",
     "docs/how-to/roll-out.md",

@@ -33,7 +33,7 @@ PAGE = "docs/tutorials/own-project.md"
 def test_tutorial_shows_files_of_the_project() -> None:
     files = {path.read_text(encoding="utf-8") for path in PROJECT.rglob("*") if path.suffix in (".py", ".yaml")}
     shown = {*blocks(PAGE, "python"), *blocks(PAGE, "yaml")}
-    assert len(shown) == 3 and shown <= files
+    assert len(shown) == 2 and shown <= files
 
 
 def test_tutorial_runs_as_written(tmp_path: Path) -> None:
