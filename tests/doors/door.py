@@ -28,6 +28,9 @@ FULL = "no worker (to serve inference|can take the) request|The model's queue is
 LAST = 50  # the number of a request behind a row's: it is answered next, so nothing else was
 GAP_S = 0.005  # seconds between the two packets of a split
 THREADS = 4  # that send splits at once: more of them hold each other up where the machine is busy
+# Connections that are opened in a row. A door ends the longest silent one, which one of the others must not be: between
+# its connection and its request, it waits for this process's threads.
+STEP = 50
 HOLD_S = 3.0  # seconds for which calls and connections are held open
 OTHER_S = 15.0  # seconds in which others are answered meanwhile; some of them stay below one
 PATIENCE_S = 150.0  # seconds for what a door ends by itself
@@ -161,8 +164,12 @@ def _play_together(row: Together, door: Door) -> None:
 
 def _play_holds(row: Holds, door: Door) -> None:
     """Hold connections that have sent something; the door may end some."""
-    with ExitStack() as stack, ThreadPoolExecutor(32) as pool:
-        held = [stack.enter_context(each) for each in pool.map(lambda _: door.connect(), range(row.connections))]
+    with ExitStack() as stack:
+        held = list[socket.socket]()
+        for number in range(row.connections):
+            if number % STEP == 0:
+                ask(door)
+            held.append(stack.enter_context(door.connect()))
         for each in held:
             with suppress(ConnectionError):
                 each.sendall(row.sends)

@@ -107,18 +107,24 @@ class Protocol(HttpToolsProtocol):  # type: ignore[misc]
     _requests = 0
 
     def connection_made(self, transport: Any) -> None:
-        """Wait for the first head; of too many connections an idle or the longest silent one ends."""
+        """Wait for the first head."""
         self._open: set[asyncio.Task[Any]] = set()
         self._extra = 0  # bytes since the last message that are not a body: heads, trailers and chunks' lengths
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._unread = Hold(self.memory)  # an answer that the client does not read
         super().connection_made(Joined(transport))
-        if len(self.connections) > self.limits.connections:
-            oldest = next(iter(self.idle), None) or next(iter(self.silent), self)
-            oldest._forget_silence()
-            oldest.transport.abort()
+        self._make_room()
         self._note_silence()
         self._wait(HEAD, self.limits.head_s)
+
+    def _make_room(self) -> None:
+        """End an idle or the longest silent one of too many; if all run requests, the next that is idle."""
+        excess, most = len(self.connections) - self.limits.connections, self.limits.connections
+        oldest = next(iter(self.idle), None) or next(iter(self.silent), self if excess > most else None)
+        if oldest is not None and excess > 0:
+            oldest._forget_silence()
+            oldest.transport.abort()
+            self.connections.discard(oldest)  # at once, so that one makes room for one
 
     def data_received(self, data: bytes) -> None:
         """Reject too many bytes around bodies; bytes between requests begin a head, too."""
@@ -235,6 +241,7 @@ class Protocol(HttpToolsProtocol):  # type: ignore[misc]
         if self.cycle.response_complete and self.cycle.more_body:
             self._wait(HEAD, self.limits.head_s)
         self._note_silence()
+        self._make_room()
 
     def pause_writing(self) -> None:
         """Wait for a client that does not read its answer, but not for ever."""

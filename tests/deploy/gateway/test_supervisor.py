@@ -180,16 +180,18 @@ def test_gateway_of_another_user_is_named_in_one_line(
 
 
 @table(
-    ([0], 0, ["the last response is sent"]),
-    ([3, 1, 0], 0, ["3 requests are in flight; at most 0.5 s", "the last response is sent"]),
+    ([0], 30.0, 0, ["the last response is sent"]),
+    ([3, 1, 0], 30.0, 0, ["3 requests are in flight; at most 30 s", "the last response is sent"]),
     # The wait for clients that keep sending ends after limit_s.
-    ([2], 2, ["2 requests are in flight; at most 0.5 s", "2 requests have no response after 0.5 s"]),
+    ([2], 0.4, 2, ["2 requests are in flight; at most 0.4 s", "2 requests have no response after 0.4 s"]),
 )
-def test_node_is_waited_for_until_it_is_idle_or_late(counts: list[int], unanswered: int, reported: list[str]) -> None:
+def test_node_is_waited_for_until_it_is_idle_or_late(
+    counts: list[int], limit_s: float, unanswered: int, reported: list[str]
+) -> None:
     words, left, began_s = list[str](), iter(counts), time.monotonic()
-    assert wait_idle(lambda: next(left, counts[-1]), words.append, notice_s=0.1, limit_s=0.5) == unanswered
+    assert wait_idle(lambda: next(left, counts[-1]), words.append, notice_s=0.1, limit_s=limit_s) == unanswered
     assert words == reported
-    assert 0.1 <= time.monotonic() - began_s < 5
+    assert 0.1 <= time.monotonic() - began_s < 20
 
 
 @pytest.mark.parametrize("is_drained", [False, True])

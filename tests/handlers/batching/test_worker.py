@@ -257,9 +257,9 @@ def test_metrics_say_what_was_rejected_missed_and_exchanged(start: Start) -> Non
     handler.reporter.stop()
     with Frontend(handler) as frontend:
         handler.gate.clear()
-        busy = frontend.submit(b"0", x_timeout_ms="200")
+        busy = frontend.submit(b"0", x_timeout_ms="1000")  # it begins in time, on a machine that stalls
         handler.wait()
-        requests = [(b"2", {"x_timeout_ms": "200"}), (b"4", {}), (b"6", {}), (b"8", {"x_timeout_ms": "0.01"})]
+        requests = [(b"2", {"x_timeout_ms": "1000"}), (b"4", {}), (b"6", {}), (b"8", {"x_timeout_ms": "0.01"})]
         late, fine, *rejected = frontend.submit_together(requests)
         assert late.result(TIMEOUT_S).status == 504
         handler.gate.set()

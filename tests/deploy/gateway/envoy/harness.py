@@ -75,6 +75,11 @@ class Gateway(AbstractContextManager["Gateway"]):
         text = self.clusters()
         return '"eds_health_status": "HEALTHY"' in text and "failed_active_health_check" not in text
 
+    def wait_for(self, *names: str) -> None:
+        """Wait until these models and versions are served: Envoy gets the cluster of each by itself."""
+        for name in names:
+            wait(lambda: self.status(f"/predictions/{name}") == 200)  # noqa: B023
+
     def clusters(self) -> str:
         return ask(self.run, "/clusters?format=json")
 

@@ -146,7 +146,7 @@ def test_every_name_is_served_under_every_path_that_clients_write_and_versions_w
     for node in gateway.nodes:
         node.models = models_of([f"{name}/{version}" for name in NAMES if "/" not in name])
     gateway.serve(models={name: [version] for name in NAMES})
-    wait(lambda: gateway.ask("POST", f"/predictions/{quote(NAMES[-1])}").status_code == 200)
+    gateway.wait_for(*(f"{quote(name, safe='')}{of}" for name in NAMES for of in ("", f"/{version}")))
     for name in NAMES:
         canonical = f"/predictions/{quote(name, safe='')}"
         for form in {quote(name, safe=safe) for safe in ("", "!'()*", "!$&'()*+,;=:@[]")}:
@@ -174,7 +174,7 @@ def test_every_name_is_served_under_every_path_that_clients_write_and_versions_w
     for node in gateway.nodes:
         node.models = models_of(["z/1", "z/2.0.0", "z/3.10"])
     gateway.serve(models={"z": ["1", "2.0.0", "3.10"]})
-    wait(lambda: gateway.status("/predictions/z") == 200)
+    gateway.wait_for("z", "z/1", "z/2.0.0", "z/3.10")
     versions = {"1": "1", "1.0": "1", "1.0.0.0": "1", "2": "2.0.0", "2.0": "2.0.0", "3.10": "3.10"}
     for asked, version in versions.items():
         assert gateway.received("POST", f"/predictions/z/{asked}")["path"] == f"/predictions/z/{version}"

@@ -124,8 +124,7 @@ def test_open_connections_obey_keys_and_rates_that_have_changed(tmp_path: Path) 
         for keys, expected in (((), 200), ((one,), 401)):
             gateway.settings = dataclasses.replace(gateway.settings, keys=keys)
             gateway.serve()
-            wait(lambda: gateway.status("/predictions/m", authorization=f"Bearer {BOB}") == expected)  # noqa: B023
-            assert answers()[0] == {expected}
+            wait(lambda: answers()[0] == {expected})  # noqa: B023
         for each in (*old, *old_grpc, *sessions):
             each.close()
 

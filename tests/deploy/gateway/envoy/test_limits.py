@@ -25,7 +25,7 @@ LIMIT = 1 << 20
 PARTS, PAIRS = "multipart/form-data; boundary=b", "application/x-www-form-urlencoded"
 MIXED = b'--b\r\nContent-Disposition: form-data; name="a"\r\nContent-Type: multipart/mixed; boundary=c\r\n\r\n--c\r\n'
 impatient = shared(
-    GatewaySettings(limits=GatewayLimits(header_s=1.0, body_s=2.0, idle_s=0.5, response_s=3.0, connections=5))
+    GatewaySettings(limits=GatewayLimits(header_s=1.0, body_s=2.0, idle_s=2.0, response_s=3.0, connections=5))
 )
 # Of HTTP/2, by hand: the preface and SETTINGS with a window of 0, so that no answer may be sent; GET http /x of a.
 GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 6, 4, 0, 0, 0, 0, 0, 0, 4, 0, 0, 0, 0])

@@ -59,6 +59,17 @@ def children(host: Host) -> list[int]:
     return [each.pid for each in psutil.Process(host.process.pid).children()]
 
 
+def hold_evenly(host: Host, stack: ExitStack) -> None:
+    """Open connections until each process has as many; the supervisor has heard of the end of all others by then."""
+    found = Counter[int]()
+
+    def is_even() -> bool:
+        found[ask(host, stack.enter_context(requests.Session()))] += 1
+        return len(found) == 2 and len({*found.values()}) == 1
+
+    until(is_even)
+
+
 def spread(host: Host, connections: int) -> list[int]:
     """Return how many of so many connections each process has."""
     with ExitStack() as stack:
@@ -121,8 +132,10 @@ def test_connections_are_spread_evenly_and_a_killed_process_is_replaced(
     serve: Callable[..., Host], tmp_path: Path
 ) -> None:
     host = serve()
-    until(lambda: spread(host, 2) == [1, 1])
-    assert spread(host, 64) == [32, 32] and spread_grpc(host, 4) == [2, 2]
+    for count in (lambda: spread(host, 64), lambda: [16 * each for each in spread_grpc(host, 4)]):
+        with ExitStack() as stack:
+            hold_evenly(host, stack)
+            assert count() == [32, 32]
     with load(host, 8) as (answers, failures):
         until(lambda: len(answers) == 2)
         killed, before = next(iter(answers)), counted(host)
@@ -139,11 +152,13 @@ def test_connection_that_a_killed_process_has_not_taken_goes_to_another(
     serve: Callable[..., Host], tmp_path: Path
 ) -> None:
     host = serve()
-    until(lambda: spread(host, 2) == [1, 1])
-    stopped = children(host)[0]
-    os.kill(stopped, signal.SIGSTOP)
-    with ThreadPoolExecutor(2) as pool:
-        answers = [pool.submit(ask, host, requests.Session()) for _ in range(2)]
+    with ExitStack() as stack:
+        hold_evenly(host, stack)
+        stopped = children(host)[0]
+        os.kill(stopped, signal.SIGSTOP)
+        # Open to the end: else the second would go to the same process again.
+        sessions, pool = [stack.enter_context(requests.Session()) for _ in range(2)], ThreadPoolExecutor(2)
+        answers = [stack.enter_context(pool).submit(ask, host, each) for each in sessions]
         until(lambda: any(each.done() for each in answers))
         assert not all(each.done() for each in answers)
         os.kill(stopped, signal.SIGKILL)
@@ -262,7 +277,8 @@ def test_process_whose_event_loop_does_not_run_is_replaced_while_others_answer(
     serve: Callable[..., Host], tmp_path: Path
 ) -> None:
     host = serve(heartbeat_s=4.0)
-    until(lambda: spread(host, 2) == [1, 1])
+    with ExitStack() as stack:
+        hold_evenly(host, stack)
     stopped, other = children(host)
     (described,) = requests.get(f"{host.url}/models/pids", timeout=PATIENCE_S).json()
     assert {each["pid"] for each in described["workers"]} == {stopped, other}

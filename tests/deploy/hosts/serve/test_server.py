@@ -91,6 +91,24 @@ def test_connection_ends_with_more_waiting_requests_than_its_limit(protocol: Any
     assert protocol.raw.abort.called
 
 
+def test_connection_beyond_the_limit_stays_while_all_run_requests(
+    protocol: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A moment later they are idle: it was reset, wherever the process had stalled."""
+    monkeypatch.setattr(Protocol, "silent", {})
+    monkeypatch.setattr(Protocol, "idle", {})
+    made, most = [protocol], LIMITS.connections
+    while len(made) <= 2 * most:
+        made[-1].data_received(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+        made.append(Protocol(protocol.config, protocol.server_state, {}, _loop=protocol.loop))
+        made[-1].connection_made(Mock(is_closing=lambda: False, get_extra_info=lambda _: None))
+    assert [each.transport.abort.called for each in made] == [*[False] * 2 * most, True]
+    for each in made[:-1]:
+        each.cycle.response_complete = True
+        each.on_response_complete()
+    assert [each.transport.abort.called for each in made] == [*[True] * most, *[False] * most, True]
+
+
 def test_head_and_body_of_an_answer_are_sent_together() -> None:
     """uvicorn writes both by themselves, and Nagle's algorithm would keep the body for 40 ms."""
     with program._bind("127.0.0.1", 0) as listener:
