@@ -82,6 +82,7 @@ class Key:
     key: Annotated[str, Field(pattern=r"^[!-~]{16,256}$")]
     requests_per_second: Rate | None = None
     burst: Count | None = None
+    tokens_per_minute: Annotated[int, Field(ge=1, le=10**9)] | None = None
 
 
 def _check_keys(keys: tuple[Key, ...]) -> tuple[Key, ...]:

@@ -13,7 +13,7 @@ from handlers.errors import InvalidConfig, InvalidOption, reason
 from handlers.text.inputs import Side
 from handlers.text.sentence_modules import reranker_settings
 
-# What a template contains that reads a message's content as a list of parts, by sentence-transformers.
+# Parts of a template that reads the content of a message as a list, by sentence-transformers.
 STRUCTURED = ("content[0]", ".type", "'type'", '"type"', "message.content[")
 # Pairs whose texts must differ, and texts without a common token at their ends.
 PROBES = (("alpha", "bravo"), ("charlie", "bravo"), ("alpha", "foxtrot"), ("0", "0"), ("1 2 3 4", "1 2 3 4"))
