@@ -19,7 +19,7 @@ from deploy.protocol import rejections
 from deploy.protocol.rejections import Rejection
 from handlers.protocol.api_forms import error_document
 from handlers.protocol.statuses import meaning_of
-from handlers.protocol.wire import CLIENT_HEADER, ORIGINAL_PATH_HEADER, PATH_BYTES, BUDGET_HEADER
+from handlers.protocol.wire import BUDGET_HEADER, CLIENT_HEADER, ORIGINAL_PATH_HEADER, PATH_BYTES
 
 OVER_TOKENS = 402  # of the filter of tokens, in listener.yaml; clients get 429
 # In a message, the reason why a node will not restore the model, if it will not (routes.py).
