@@ -96,3 +96,54 @@ def m3(folder: Path) -> Path:
     pooling = {"word_embedding_dimension": 32, "pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}
     (folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
     return exports.dated(folder)
+
+
+# The templates by which sentence-transformers renders Qwen3's rerankers and mixedbread's second ones.
+QWEN_TEMPLATE = """\
+<|im_start|>system
+Judge whether the Document meets the requirements based on the Query and the Instruct provided. Note that the answer \
+can only be "yes" or "no".<|im_end|>
+<|im_start|>user
+<Instruct>: {{ messages | selectattr("role", "eq", "system") | map(attribute="content") | first }}
+<Query>: {{ messages | selectattr("role", "eq", "query") | map(attribute="content") | first }}
+<Document>: {{ messages | selectattr("role", "eq", "document") | map(attribute="content") | first }}<|im_end|>
+<|im_start|>assistant
+<think>
+
+</think>
+
+"""
+BREAD_TEMPLATE = """\
+<|endoftext|><|im_start|>user
+query: {{ (messages | selectattr("role", "eq", "query") | first).content[0].text }}
+document: {{ (messages | selectattr("role", "eq", "document") | first).content[0].text }}
+{{ rule }} Relevance:<|im_end|>
+<|im_start|>assistant
+"""
+
+
+def judge(folder: Path, answers: tuple[int, ...] = (), template: str = QWEN_TEMPLATE, **settings: Any) -> Path:
+    """Write a reranker on a decoder as CrossEncoder saves it: a classifier, or a language model and its answers."""
+    special = {"pad_token": "<|endoftext|>", "eos_token": "<|im_end|>", "bos_token": "<|im_start|>"}
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=byte_level(), padding_side="left", **special)
+    tokenizer.chat_template, tokenizer.model_max_length = template or None, 2 * LIMIT
+    tokenizer.save_pretrained(folder / "plain")
+    sizes = {name: BERT_SIZES[name] for name in ("hidden_size", "num_hidden_layers", "num_attention_heads")}
+    config = transformers.AutoConfig.for_model(
+        "qwen2" if answers else "qwen3",
+        **{**sizes, "intermediate_size": 64, "num_key_value_heads": 2, "head_dim": 16, "num_labels": 1},
+        **{"vocab_size": len(tokenizer), "max_position_embeddings": 2 * LIMIT, "initializer_range": 0.2},
+        **{"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id, "use_sliding_window": False},
+    )
+    torch.manual_seed(5)
+    kind = "Qwen2ForCausalLM" if answers else "Qwen3ForSequenceClassification"
+    getattr(transformers, kind)(config).save_pretrained(folder / "plain")
+    parts = import_module("sentence_transformers.base.modules")
+    task = "text-generation" if answers else "sequence-classification"
+    own = {name: settings.pop(name) for name in ("query_length", "processing_kwargs") if name in settings}
+    modules = [parts.Transformer(str(folder / "plain"), transformer_task=task, **own)]
+    if answers:
+        score = import_module("sentence_transformers.cross_encoder.modules").LogitScore
+        modules.append(score(*answers))
+    _library().CrossEncoder(modules=modules, device="cpu", **settings).save_pretrained(str(folder / "saved"))
+    return exports.dated(folder / "saved")

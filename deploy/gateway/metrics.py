@@ -43,6 +43,11 @@ METRICS = (
     ("gateway_files_rejected", "gauge", "Files of its configuration that Envoy has not accepted."),
     ("gateway_version_lost", "gauge", "Whether the node has restarted and will not restore the version by itself."),
     ("gateway_vector_spaces", "gauge", "Vector spaces of the version's nodes; do not mix the vectors of several."),
+    (
+        "gateway_vector_space_left_out",
+        "gauge",
+        "Whether the node gets no requests, since its vectors are of another space.",
+    ),
     ("gateway_queued_requests", "gauge", "Requests in TorchServe's queue of the version, at the last poll."),
 )
 
@@ -154,6 +159,8 @@ def render(fleet: Fleet, scraped: Container[str]) -> str:
                 values["gateway_workers_ready"].append((labels, placement.ready_workers))
                 values["gateway_worker_restarts_total"].append((labels, placement.restarts))
                 values["gateway_version_lost"].append((labels, int(bool(placement.lost))))
+                if version.space:
+                    values["gateway_vector_space_left_out"].append((labels, int(version.is_left_out(node))))
                 if placement.queued is not None:
                     values["gateway_queued_requests"].append((labels, placement.queued))
     lines = []

@@ -6,7 +6,7 @@ docs/reference/gateway.md explains each setting, and deploy/gateway.yaml lists a
 import stat
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 from pydantic.dataclasses import dataclass
@@ -82,6 +82,7 @@ class Key:
     key: Annotated[str, Field(pattern=r"^[!-~]{16,256}$")]
     requests_per_second: Rate | None = None
     burst: Count | None = None
+    tokens_per_minute: Annotated[int, Field(ge=1, le=10**9)] | None = None
 
 
 def _check_keys(keys: tuple[Key, ...]) -> tuple[Key, ...]:
@@ -125,6 +126,7 @@ class GatewaySettings:
     management: bool = False
     invocations: str | None = None
     default_models: tuple[str, ...] = ()
+    vector_space: Literal["one"] | dict[str, str] | None = None  # of each version, or by the model's name
     canaries: dict[Annotated[str, Field(min_length=1, max_length=256)], Canary] = Field(default_factory=dict)
     aliases: dict[Annotated[str, Field(pattern=r"^[A-Za-z0-9_./:@+-]{1,256}$")], str] = Field(default_factory=dict)
     cors: Annotated[tuple[Origin, ...], Field(max_length=64)] = ()

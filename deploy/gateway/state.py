@@ -7,9 +7,10 @@ Fleet
 └── canaries: versions that receive a share of a model's requests
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections import Counter
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 from deploy.gateway.settings import Canary
 from deploy.nodes.run.node import Node
@@ -34,6 +35,7 @@ class Placement:
     was_ready: bool = field(default=False, compare=False)  # whether it has been READY since its registration
     # Whether its handler rejects the question for metadata: another project's.
     is_foreign: bool = field(default=False, compare=False)
+    space: str = field(default="", compare=False)  # the identity of its vectors; "" if it has none, or is not known yet
     # Requests in TorchServe's queue; None if the node does not answer.
     queued: int | None = field(default=None, compare=False)
 
@@ -51,7 +53,12 @@ class ServedVersion:
     placements: Mapping[str, Placement]
     # The handler's metadata (`handlers.protocol.metadata`); None before its first response.
     metadata: Mapping[str, Any] | None = None
-    spaces: Mapping[str, str] = field(default_factory=dict, compare=False)  # node -> the identity of its vectors
+    spaces: Mapping[str, str] = field(default_factory=dict)  # node -> the identity of its vectors
+    space: str = ""  # only nodes of this one receive requests; "" for all nodes
+
+    def is_left_out(self, node: str) -> bool:
+        """Whether a node receives no requests, since its vectors are of another space or not known yet."""
+        return bool(self.space) and self.spaces.get(node) != self.space
 
     @property
     def is_ready(self) -> bool:
@@ -133,4 +140,30 @@ class Fleet:
 
     def is_version_ready(self, version: ServedVersion) -> bool:
         """Return whether a version has a READY worker on a node that does not drain."""
-        return any(placement.is_ready for node, placement in version.placements.items() if node not in self.draining)
+        out = {node for node in version.placements if node in self.draining or version.is_left_out(node)}
+        return any(placement.is_ready for node, placement in version.placements.items() if node not in out)
+
+
+def choose_spaces(
+    models: Mapping[str, ServedModel],
+    wanted: Literal["one"] | Mapping[str, str] | None,
+    former: Collection[tuple[str, str, str]],
+) -> dict[str, ServedModel]:
+    """Give each version the space of its requests: a named one; or the former one until no node has it."""
+
+    def choose(model: str, version: ServedVersion) -> str:
+        if wanted != "one":
+            return (wanted or {}).get(model, "")
+        known = Counter(version.spaces.values())
+        kept = [space for name, number, space in former if (name, number) == (model, version.version)]
+        return next((space for space in kept if space in known), max(known, key=known.__getitem__, default=""))
+
+    def pin(model: str, version: ServedVersion) -> ServedVersion:
+        if not (space := choose(model, version)):
+            return version
+        return replace(version, space=space, metadata=version.metadata and {**version.metadata, "vector_space": space})
+
+    return {
+        name: replace(model, versions={number: pin(name, each) for number, each in model.versions.items()})
+        for name, model in models.items()
+    }

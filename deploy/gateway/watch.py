@@ -185,6 +185,8 @@ class Watch:
                         self.metadata.pop(key, None)
                     else:
                         self.metadata[key] = found
+                        space = found.get("vector_space") or ""
+                        self.models = {**self.models, key: replace(self.models[key], space=space)}
                     self._changed()
                     if found is None or found["outputs"]:
                         return
@@ -198,12 +200,14 @@ def _keep_history(before: Placement | None, now: Placement) -> Placement:
     if before is None:
         return replace(now, was_ready=now.is_ready)
     others = sum(before.processes.get(worker, pid) != pid for worker, pid in now.processes.items())
+    is_same = before.generation[:1] == now.generation[:1]  # the archive's URL comes first
     return replace(
         now,
         processes={**before.processes, **now.processes},
         restarts=before.restarts + others,
         was_ready=before.was_ready or now.is_ready,
-        is_foreign=before.is_foreign and before.generation[:1] == now.generation[:1],  # the archive's URL comes first
+        is_foreign=before.is_foreign and is_same,
+        space=before.space if is_same else "",
     )
 
 
@@ -224,11 +228,7 @@ def merge_models(watches: Mapping[str, Watch]) -> dict[str, ServedModel]:
                     version,
                     placements,
                     metadata.get((name, version)),
-                    {
-                        node: space
-                        for node in placements
-                        if (space := watches[node].metadata.get((name, version), {}).get("vector_space"))
-                    },
+                    {node: each.space for node, each in placements.items() if each.space},
                 )
                 for version, placements in sorted(versions.items())
             },

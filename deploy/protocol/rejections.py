@@ -45,6 +45,7 @@ UNSUPPORTED = Rejection(
     *(415, "UnsupportedMedia"),
     "This content type or Content-Encoding is not accepted here, or a multipart form lacks a boundary.",
 )
+TOO_MANY = Rejection(429, "TooManyRequests", "This key's rate is exceeded.", RETRY)
 HEAD_TOO_LARGE = Rejection(
     *(431, "HeadTooLarge"),
     "The headers may have {header_bytes} bytes and number {headers}, and a path with its query {path_bytes} bytes.",
@@ -61,7 +62,7 @@ FAILED = Rejection(500, "InternalServerException", "The server failed.")
 OF_ENVOY = (
     *(BAD_REQUEST, UNAUTHORIZED, Rejection(403, "Forbidden", "This is not allowed."), NOT_FOUND, LATE, BODY_TOO_LARGE),
     UNSUPPORTED,
-    Rejection(429, "TooManyRequests", "This key's rate is exceeded.", RETRY),
+    TOO_MANY,
     HEAD_TOO_LARGE,
     Rejection(500, "InternalError", "The gateway failed on this request."),
     Rejection(502, "BadGateway", "A node returned no valid response."),

@@ -6,7 +6,7 @@ from math import ceil
 from handlers.pipeline.jobs import AnySlot, Job, Slot
 from handlers.protocol.metadata import Metadata
 from handlers.protocol.responses import GRPC_HEADERS
-from handlers.protocol.wire import SPACE_HEADER
+from handlers.protocol.wire import SPACE_HEADER, TOKENS_HEADER
 
 VERSION_HEADER = "X-Model-Version"  # header with the model's version, for clients and routers of several versions
 # Header with the milliseconds after which a rejected client may retry: Retry-After, but finer.
@@ -27,6 +27,8 @@ def headers_of(
     headers["Server-Timing"] = (
         timing if others is None else f"total;dur={1000 * (ended_s - job.arrived_s):.2f}, {timing}"
     )
+    if tokens := sum(slot.cost.sent for slot in job.slots if slot.error is None):
+        headers[TOKENS_HEADER] = str(tokens)
     if job.is_grpc:
         headers |= GRPC_HEADERS
     if others is not None and isinstance(job.form, Metadata):

@@ -19,6 +19,9 @@ CLIENT_HEADER = "x-client"  # the name of a key, which the gateway sets and no n
 # Headers of a response. Envoy turns the first two into the status of a gRPC call.
 GRPC_STATUS_HEADER = "X-Grpc-Status"
 GRPC_MESSAGE_HEADER = "X-Grpc-Message"
+TOKENS_HEADER = "X-Tokens"  # the tokens of the request's items that did not fail, as `usage` counts them
+# Of the gateway's 429: a key's tokens_per_minute, by OpenAI's name.
+BUDGET_HEADER = "X-RateLimit-Limit-Tokens"
 FINGERPRINT_HEADER = "X-Fingerprint"  # of the metadata: a hash of all that the archive was built from
 SHOULD_RETRY_HEADER = "X-Should-Retry"  # "false": OpenAI's clients do not retry a request that failed with 500 or more
 # Of both: the number of bytes of the JSON document, if binary tensors follow it.

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from handlers.engines import Engine, Outputs
-from handlers.errors import InvalidBody, InvalidConfig, InvalidOption
+from handlers.errors import InvalidBody, InvalidConfig, InvalidOption, ItemError
 from handlers.pipeline.values import Inputs, Results
 from handlers.precision.answers import Kind
 from handlers.precision.comparisons import compare_ranks
@@ -17,9 +17,10 @@ from handlers.protocol.requests import Payload
 from handlers.text.config import RerankingConfig, RerankingOptions
 from handlers.text.encoders import Head
 from handlers.text.handler import TextHandler
-from handlers.text.inputs import Text, read_text
+from handlers.text.inputs import Text, add_tokens, read_text
+from handlers.text.pair_templates import PairTemplate
 from handlers.text.sentence_files import Prompts, read_activation
-from handlers.text.sentence_modules import check_reranker
+from handlers.text.sentence_modules import check_reranker, has_pair_template, read_answer_ids
 
 Pair = Text[RerankingOptions]
 
@@ -40,16 +41,21 @@ class RerankingHandler(TextHandler[RerankingConfig, Pair]):
 
     def load(self) -> Engine:
         engine = super().load()
-        if self.model_config.num_labels != 1:
+        check_reranker(self.checkpoint_dir)
+        if not read_answer_ids(self.checkpoint_dir) and self.model_config.num_labels != 1:
             raise InvalidConfig(
                 f"reranking: the model has {self.model_config.num_labels} labels, and a reranker has one; use "
                 "the task of text classifiers, whose option text_pair is the second text"
             )
-        check_reranker(self.checkpoint_dir)
         self.activation, self.prompt = read_activation(self.checkpoint_dir), ""
         if (self.checkpoint_dir / "modules.json").is_file():
             prompts = Prompts.read(self.checkpoint_dir)
-            self.prompt = prompts.texts.get(prompts.default or "", "")  # it precedes the query
+            self.prompt = prompts.texts.get(prompts.default or "", "")  # it precedes the query, or is a message
+        self.template: PairTemplate | None = None
+        if has_pair_template(self.checkpoint_dir):
+            is_trusted = self.config.trust_remote_code
+            self.template = PairTemplate(self.checkpoint_dir, self.prompt, trust_remote_code=is_trusted)
+            self.prompt = ""
         if self.activation in (sigmoid, np.asarray):  # TEI's name for logits
             self.results = replace(self.results, only={"raw_scores": self.activation is np.asarray})
         return engine
@@ -72,6 +78,22 @@ class RerankingHandler(TextHandler[RerankingConfig, Pair]):
         if payload.allowance:  # a query is sent once, and tokenised for each document
             payload.allowance.take("characters", len(query) + len(document), self.config.max_request_characters)
         return Text(self.prompt + query, options, pair=document)
+
+    def prepare(self, items: Sequence[Pair]) -> Sequence[Pair | ItemError]:
+        """Tokenise all items in one call, rendered by the model's chat template if it has one."""
+        if self.template is None:
+            return super().prepare(items)
+        rows = self.template.encode([(item.text, item.pair or "") for item in items])
+        return [self.fit(item, ids, [0] * len(ids), None) for item, ids in zip(items, rows, strict=True)]
+
+    def fit(self, item: Pair, ids: Sequence[int], type_ids: Sequence[int], encoding: object) -> Pair | ItemError:
+        limit, side = self.limit(item.options), self.cut_side(item.options)
+        if self.template is None or side is None or len(ids) <= limit:
+            return super().fit(item, ids, type_ids, encoding)
+        try:
+            return add_tokens(item, self.template.cut(ids, limit, side), limit, type_ids[:limit])
+        except InvalidOption as error:
+            return ItemError.of(error)
 
     def split(self, outputs: Outputs, items: Sequence[Pair]) -> Sequence[Any]:  # noqa: ARG002
         """Turn `logits`, (B, 1), into {"score": float} for each item."""

@@ -14,6 +14,7 @@ from handlers.errors import InvalidConfig
 from handlers.text import token_networks
 from handlers.text.encoders import ENCODER_DECODERS, INPUT_NAMES, SEGMENTS, UNCERTAIN_SEGMENTS, Head, takes_segments
 from handlers.text.sentence_files import read_json
+from handlers.text.sentence_modules import read_answer_ids
 from handlers.text.sentence_network import SentenceModules
 
 
@@ -66,6 +67,30 @@ class LastTokenClassifier(torch.nn.Module):
         return {"logits": _last_token(self.model.score(states), attention_mask)}
 
 
+class AnswerScore(torch.nn.Module):
+    """A language model's score of a pair: its logit of the good answer, less that of the bad one if it has one."""
+
+    def __init__(self, model: Any, answer_ids: list[int]) -> None:
+        super().__init__()
+        self.model, self.config, head = model.base_model, model.config, model.get_output_embeddings()
+        self.head = torch.nn.Linear(head.in_features, len(answer_ids), head.bias is not None)
+        for name, values in self.head.named_parameters():
+            values.data = getattr(head, name).data[answer_ids]
+        ids = torch.tensor([answer_ids])
+        with torch.no_grad():
+            own, whole = self(ids, torch.ones_like(ids))["logits"], model(ids).logits[:, -1, answer_ids]
+        if not torch.allclose(own, self._subtract(whole), atol=1e-4, rtol=1e-4):
+            raise InvalidConfig("reranking: the model changes its logits behind its head; write a task for this model")
+
+    @staticmethod
+    def _subtract(logits: torch.Tensor) -> torch.Tensor:
+        return logits[:, :1] - logits[:, 1:].sum(1, keepdim=True)
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor, **options: Any) -> dict[str, torch.Tensor]:
+        states = self.model(input_ids=input_ids, attention_mask=attention_mask, **options)[0]
+        return {"logits": self._subtract(self.head(_last_token(states, attention_mask)))}
+
+
 def load_encoder(head: Head, folder: Path, *, trust_remote_code: bool = False) -> Encoder:
     """Load a task's model in fp32 from a folder; InvalidConfig if the folder does not contain such a model."""
     tokenizer = load_tokenizer(folder, trust_remote_code=trust_remote_code)
@@ -76,6 +101,8 @@ def load_encoder(head: Head, folder: Path, *, trust_remote_code: bool = False) -
     if head.network:
         pooling = getattr(token_networks, head.network)(folder)
         auto_class = pooling.auto_class
+    answer_ids = read_answer_ids(folder) if head.is_paired else []
+    auto_class = "AutoModelForCausalLM" if answer_ids else auto_class
     # The pooler's vector is not the one of the token states.
     model = load_strictly(auto_class, folder, unused=r"(^|\.)pooler\." if pooling else "(?!)", **options)
     taken = signature(model.forward).parameters
@@ -86,6 +113,8 @@ def load_encoder(head: Head, folder: Path, *, trust_remote_code: bool = False) -
     inputs = inputs if has_segments else tuple(name for name in inputs if name != SEGMENTS)
     # There is no next token to cache keys and values for, and a graph cannot return them.
     model.config.use_cache = False
-    if hasattr(model, "score") and getattr(model.config, "pad_token_id", None) is None:
+    if answer_ids:
+        model = AnswerScore(model, answer_ids)
+    elif hasattr(model, "score") and getattr(model.config, "pad_token_id", None) is None:
         model = LastTokenClassifier(model)
     return Encoder(model, inputs, getattr(pooling, "output_names", head.outputs), pooling)

@@ -27,6 +27,8 @@ from handlers.text.windows import cut_tokens
 
 ADVICE = " Send truncation: true to cut it."  # the way out for clients whose text is too long
 
+ENDING = ("xlnet",)  # kinds of models whose heads read the end of a padded row
+
 Config = TypeVar("Config", bound=TextConfig)
 Item = TypeVar("Item", bound=Text[Any])
 
@@ -180,7 +182,12 @@ class TextHandler(BatchHandler[Config, Item], Generic[Config, Item]):
         """Pad rows on the tokenizer's side: ids, attention mask and, if the model has them, segments, (B, T) int64."""
         length = self.padded_length(max(len(row.ids) for row in rows))
         # Places in a text are counted from the left, and so is the part that `forward` keeps with `padding: exact`.
-        is_left = self.tokenizer.padding_side == "left" and not (self.needs_places or self.config.padding == "exact")
+        # A decoder reads its last token by the mask: padding before the text would turn its row into NaN in OpenVINO.
+        reads_end = (
+            self.config.trust_remote_code or getattr(getattr(self, "model_config", None), "model_type", "") in ENDING
+        )
+        is_left = reads_end and self.tokenizer.padding_side == "left" and not self.needs_places
+        is_left = is_left and self.config.padding != "exact"
         arrays = pad_rows([row.ids for row in rows], length, self.pad_id, is_left=is_left)
         arrays["token_type_ids"] = pad_array([row.type_ids for row in rows], length, 0, is_left=is_left)
         wanted = {*self.engine.input_names, *(("attention_mask",) if self.config.padding == "exact" else ())}

@@ -18,10 +18,16 @@ POOLINGS = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lastt
 # Settings of a module with the only supported value.
 NEUTRAL = {"module_input_name": "sentence_embedding", "module_output_name": "sentence_embedding"}
 NEUTRAL_TRANSFORMER = {"transformer_task": "feature-extraction", "module_output_name": "token_embeddings"}
-NEUTRAL_RERANKER = {"transformer_task": "sequence-classification", "do_lower_case": False}
 LENGTHS = ("query_length", "document_length", "query_expansion")  # settings that change a text's tokens
-# Where a tokenizer finds chat templates, besides its settings.
-TEMPLATES = ("chat_template.jinja", "chat_template.json", "additional_chat_templates/*.jinja")
+OTHER_TEMPLATES = ("chat_template.json", "additional_chat_templates/*.jinja")  # besides chat_template.jinja
+# Arguments of transformers' apply_chat_template that are no variables of a template.
+RESERVED = frozenset(
+    {
+        *("chat_template", "continue_final_message", "documents", "max_length", "padding", "processor_kwargs"),
+        *("restore_suffix", "return_assistant_tokens_mask", "return_dict", "return_tensors", "tokenize"),
+        *("tokenizer_kwargs", "tools", "truncation"),
+    }
+)
 # `processing_kwargs` may have these, and a text's `max_length`.
 PROCESSING = {"padding": (True, "longest"), "truncation": (True, "longest_first")}
 # Older files have a flag for each mode. Vectors of several modes are concatenated in this order.
@@ -88,17 +94,51 @@ def read_modules(folder: Path) -> list[SentenceModule]:
 
 def check_reranker(folder: Path) -> None:
     """Check the files of a cross-encoder, as sentence-transformers 6 reads them; InvalidConfig if they ask for more."""
-    kinds = [each["type"] for each in read_json(folder / "modules.json") or ()]
-    if kinds and (len(kinds) > 1 or kinds[0].rpartition(".")[2] != "Transformer"):
+    task = "text-generation" if read_answer_ids(folder) else "sequence-classification"
+    # CrossEncoder ignores the lengths of queries and documents.
+    settings = {name: value for name, value in transformer_settings(folder).items() if name not in LENGTHS}
+    check_transformer(folder, {"transformer_task": task, "do_lower_case": False}, settings)
+    if any(any(folder.glob(pattern)) for pattern in OTHER_TEMPLATES) or isinstance(_own_template(folder), list):
+        raise InvalidConfig("chat template: only one is supported for a reranker; keep it in chat_template.jinja")
+
+
+def read_answer_ids(folder: Path) -> list[int]:
+    """Return the ids of a language model's answers for a pair, the good and the bad; none of any other reranker."""
+    listed = read_json(folder / "modules.json") or []
+    kinds = [each["type"] for each in listed]
+    architectures = read_json(folder / "config.json").get("architectures") or [""]
+    if not kinds and architectures[0].endswith("ForCausalLM"):
+        raise InvalidConfig(
+            "reranking: a language model needs modules.json with a LogitScore, which names its answers, and a chat "
+            "template that renders its pairs; save it by CrossEncoder of sentence-transformers 6, or convert it"
+        )
+    if kinds and [kind.rpartition(".")[2] for kind in kinds] not in (["Transformer"], ["Transformer", "LogitScore"]):
         raise InvalidConfig(
             f"modules.json: {', '.join(kinds)} is not supported for a reranker; write a task for this model"
         )
-    has_template = any(any(folder.glob(pattern)) for pattern in TEMPLATES)
-    if has_template or read_json(folder / "tokenizer_config.json").get("chat_template"):
-        raise InvalidConfig(
-            "reranking: the model's chat template renders its pairs, and is not supported; write a task for this model"
-        )
-    check_transformer(folder, NEUTRAL_RERANKER)
+    if len(kinds) < 2:
+        return []
+    settings = read_json(folder / listed[1]["path"] / "config.json")
+    _check_settings("LogitScore", settings, {"module_input_name": "causal_logits"})
+    if settings.get("true_token_id") is None:
+        raise InvalidConfig("LogitScore: its config.json lacks true_token_id; copy the whole folder again")
+    return [settings[name] for name in ("true_token_id", "false_token_id") if settings.get(name) is not None]
+
+
+def _own_template(folder: Path) -> object:
+    return read_json(folder / "tokenizer_config.json").get("chat_template")
+
+
+def has_pair_template(folder: Path) -> bool:
+    """Whether a chat template renders the pairs of a cross-encoder."""
+    modalities = reranker_settings(folder).get("modality_config")
+    is_stated = (folder / "chat_template.jinja").is_file() or bool(_own_template(folder))
+    return is_stated and (modalities is None or "message" in modalities)
+
+
+def reranker_settings(folder: Path) -> Mapping[str, Any]:
+    """Read the settings of a cross-encoder's transformer, which only count beside modules.json."""
+    return transformer_settings(folder) if (folder / "modules.json").is_file() else {}
 
 
 def check_transformer(folder: Path, neutral: Mapping[str, object], settings: Mapping[str, Any] | None = None) -> None:
@@ -113,6 +153,7 @@ def check_transformer(folder: Path, neutral: Mapping[str, object], settings: Map
     for kind, changes in (settings.get("processing_kwargs") or {}).items():
         for name, value in changes.items():
             is_known = kind == "text" and (name == "max_length" or value in PROCESSING.get(name, ()))
+            is_known = is_known or (kind == "chat_template" and name not in RESERVED)
             if not is_known:
                 raise InvalidConfig(f"Transformer: processing_kwargs: {kind}: {name} is not supported; remove it")
 

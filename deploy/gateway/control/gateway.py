@@ -23,7 +23,7 @@ from deploy.gateway.envoy import files
 from deploy.gateway.envoy.listeners import KEYS, LISTENERS, RATES, read_authority
 from deploy.gateway.envoy.process import POLL_S, Endpoints, Envoy
 from deploy.gateway.settings import Canary, GatewaySettings, Key
-from deploy.gateway.state import Fleet
+from deploy.gateway.state import Fleet, choose_spaces
 from deploy.gateway.supervisor import PROBLEM
 from deploy.gateway.traffic import Traffic
 from deploy.gateway.watch import Watch, merge_models, read_known, read_saved, write_known
@@ -52,6 +52,7 @@ class Decisions:
     draining: frozenset[str] = frozenset()
     withdrawn: frozenset[tuple[str, str]] = frozenset()
     canaries: dict[str, Canary] = Field(default_factory=dict)
+    spaces: frozenset[tuple[str, str, str]] = frozenset()  # of `vector_space: one`: model, version, space
 
 
 DECISIONS_TYPE = TypeAdapter(Decisions)
@@ -70,7 +71,7 @@ class Control:
         self._envoy, self._state_dir = envoy, state_dir
         self._known = read_known(state_dir / KNOWN)
         self._rejected: frozenset[str] = frozenset()  # the files that Envoy has not accepted
-        self._mixed: set[tuple[str, str]] = set()  # versions whose nodes return vectors of several spaces
+        self._mixed: set[tuple[str, str, str]] = set()  # versions with vectors of several spaces, and their own one
         self._keys: tuple[Key, ...] | None = None  # the keys that Envoy has accepted; None until it has
         self._authority = ""  # the digest of the client_ca that Envoy has accepted
         self._changed = asyncio.Event()
@@ -138,12 +139,16 @@ class Control:
             # A version that is registered again after its withdrawal is served.
             registered = {key for watch in watches.values() for key in watch.models}
             self.decide(withdrawn=self.decisions.withdrawn & registered)
+        models = choose_spaces(merge_models(watches), self.settings.vector_space, self.decisions.spaces)
+        if self.settings.vector_space == "one":
+            pairs = ((name, version) for name, model in models.items() for version in model.versions.values())
+            self.decide(spaces=frozenset((name, each.version, each.space) for name, each in pairs if each.space))
         reported = {name for name, watch in watches.items() if watch.is_draining}
         authority = read_authority(self.settings.tls)
         fleet = Fleet(
             {name: watch.node for name, watch in watches.items()},
             self.decisions.draining & watches.keys() | reported,
-            merge_models(watches),
+            models,
             self.decisions.withdrawn,
             is_up=any(watch.is_up for watch in watches.values()),
             unapplied=self.unapplied,
@@ -167,14 +172,15 @@ class Control:
     def _report_spaces(self, fleet: Fleet) -> None:
         """Log each version once whose nodes return vectors of several spaces, such as in bf16 and in fp32."""
         mixed = {
-            (name, number): version.spaces
+            (name, number, version.space): version.spaces
             for name, model in fleet.registered.items()
             for number, version in model.versions.items()
-            if len({*version.spaces.values()}) > 1
+            if len({*version.spaces.values(), version.space} - {""}) > 1
         }
-        for key in mixed.keys() - self._mixed:
-            found = ", ".join(f"{node} {space}" for node, space in sorted(mixed[key].items()))
-            logger.warning("%s %s: vectors of several spaces, do not mix them: %s", *key, found)
+        for name, number, space in mixed.keys() - self._mixed:
+            found = ", ".join(f"{node} {each}" for node, each in sorted(mixed[name, number, space].items()))
+            advice = f"only nodes of {space} get requests" if space else "do not mix them"
+            logger.warning("%s %s: vectors of several spaces, %s: %s", name, number, advice, found)
         self._mixed = {*mixed}
 
     def canaries(self) -> dict[str, Canary]:

@@ -81,6 +81,8 @@ def make_endpoints(
         )
         versions = fleet.registered[upstream.model].versions
         targets = [versions[upstream.version]] if upstream.version else versions.values()
+        asked = [each for each in targets if upstream.version or ((on := each.placements.get(name)) and on.is_default)]
+        is_out |= any(version.is_left_out(name) for version in asked)
         # Envoy would send requests to an endpoint that is removed here, as long as it is healthy.
         is_out |= all(version.placements[name].is_missing for version in targets if name in version.placements)
         checked = {"port_value": management_port, "address": make_address(management_at, management_port)}

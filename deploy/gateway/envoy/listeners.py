@@ -34,8 +34,8 @@ from handlers.protocol.wire import API_PATTERN
 ADMIN = "admin.sock"
 CLUSTERS = "clusters.json"
 LISTENERS = "listeners.json"
-KEYS, RATES = "filter-keys.json", "filter-rates.json"
-FILTERS = {"keys": KEYS, "rates": RATES}
+KEYS, TOKENS, RATES = "filter-keys.json", "filter-tokens.json", "filter-rates.json"
+FILTERS = {"keys": KEYS, "tokens": TOKENS, "rates": RATES}
 PROBE = "probe"  # the listener of probes
 HEAP_BYTES = 2 << 30  # minimum heap in bytes: Envoy itself, and some hundred bodies in flight
 BODIES_ON_HEAP = 16  # bodies of the maximum size that the heap must hold
@@ -126,7 +126,7 @@ def make_filters(settings: GatewaySettings, authorities: Sequence[str] = ()) -> 
     """
     none = fill_template("listener", "none")
 
-    made = {"keys": _keys(settings, authorities), "rates": _rates(settings)}
+    made = {"keys": _keys(settings, authorities), "tokens": _tokens(settings), "rates": _rates(settings)}
     return {
         file: fill_template("listener", "discovered", name=f"gateway.{name}", config=made[name] or none)
         for name, file in FILTERS.items()
@@ -140,11 +140,23 @@ def _keys(settings: GatewaySettings, authorities: Sequence[str]) -> Resource | N
     # Envoy's own filter for this, api_key_auth, is "not covered by the threat model" in 1.40.
     clients = ", ".join(f"[{json.dumps(key.key)}] = {json.dumps(key.client)}" for key in settings.keys)
     allowed = ", ".join(f"[{json.dumps(each)}] = true" for each in authorities)
+    budgets = ", ".join(
+        f"[{json.dumps(key.client)}] = {key.tokens_per_minute}" for key in settings.keys if key.tokens_per_minute
+    )
     tables = (f"{{{each}}}" if each else "nil" for each in (clients, allowed))
-    made: Resource = make_lua_filter("keys", header=f"local CLIENTS, AUTHORITIES = {', '.join(tables)}\n")[
-        "typed_config"
-    ]
+    header = f"local CLIENTS, AUTHORITIES = {', '.join(tables)}\nlocal BUDGETS = {{{budgets}}}\n"
+    made: Resource = make_lua_filter("keys", header=header)["typed_config"]
     return made
+
+
+def _tokens(settings: GatewaySettings) -> Resource | None:
+    """Make the filter that limits the tokens of each key, a minute's at once; None without such a limit."""
+    limits = {key.client: key.tokens_per_minute for key in settings.keys if key.tokens_per_minute}
+    buckets = [
+        {"entries": [{"key": "client", "value": client}], "token_bucket": _fill_bucket(most, most / 60)}
+        for client, most in limits.items()
+    ]
+    return fill_template("listener", "tokens", descriptors=buckets) if buckets else None
 
 
 def _rates(settings: GatewaySettings) -> Resource | None:
@@ -157,8 +169,12 @@ def _rates(settings: GatewaySettings) -> Resource | None:
 def make_bucket(key: Key) -> Resource:
     """Make a client's token bucket: its burst, and its refill."""
     rate = key.requests_per_second or 1.0
+    return _fill_bucket(key.burst or max(1, math.ceil(rate)), rate)
+
+
+def _fill_bucket(burst: int, rate: float) -> Resource:
     tokens = max(1, round(rate))
-    return _make_bucket(key.burst or max(1, math.ceil(rate)), tokens, tokens / rate)
+    return _make_bucket(burst, tokens, tokens / rate)
 
 
 def _make_bucket(burst: int, fill: int, interval_s: float = 1.0) -> Resource:

@@ -19,9 +19,9 @@ from deploy.protocol import rejections
 from deploy.protocol.rejections import Rejection
 from handlers.protocol.api_forms import error_document
 from handlers.protocol.statuses import meaning_of
-from handlers.protocol.wire import CLIENT_HEADER, ORIGINAL_PATH_HEADER, PATH_BYTES
+from handlers.protocol.wire import BUDGET_HEADER, CLIENT_HEADER, ORIGINAL_PATH_HEADER, PATH_BYTES
 
-TOO_MANY = 429
+OVER_TOKENS = 402  # of the filter of tokens, in listener.yaml; clients get 429
 # In a message, the reason why a node will not restore the model, if it will not (routes.py).
 LOST, LOSS = "<lost>", "%METADATA(ROUTE:gateway.route:lost)%"
 
@@ -32,13 +32,19 @@ def make_local_reply(settings: GatewaySettings, *, is_grpc: bool) -> Resource:
     limits = {**asdict(settings.limits), "lost": LOST, "path_bytes": PATH_BYTES}
     replies: list[tuple[list[Resource], Rejection]] = [([_noted("gateway", "form", "400")], rejections.MALFORMED_FORM)]
     for rejection in rejections.OF_ENVOY:
-        if rejection.status == TOO_MANY:
+        if rejection is rejections.TOO_MANY:
             for key in settings.keys:
                 if (seconds := compute_retry_after_s(key)) > 1:
                     is_client = _header(CLIENT_HEADER, "exact", key.client)
                     replies.append(([is_client], rejection.saying(rejection.message, **{"Retry-After": str(seconds)})))
         replies.append(([], rejection))
     mappers = [make([_status(rejection.status), *filters], rejection, limits) for filters, rejection in replies]
+    for key in settings.keys:
+        if most := key.tokens_per_minute:
+            message = f"This key's tokens_per_minute, {most}, are used up."
+            rejection = rejections.TOO_MANY.saying(message, **{BUDGET_HEADER: str(most)})
+            made = make([_status(OVER_TOKENS), _header(CLIENT_HEADER, "exact", key.client)], rejection, limits)
+            mappers.append({**each, "status_code": rejection.status} for each in made)
     return {"mappers": [each for made in mappers for each in made]}
 
 

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from deploy.gateway.supervisor import PROBLEM
 from load import sandbox
 from tests.deploy.gateway.conftest import Scene
 from tests.deploy.gateway.envoy.harness import TIMEOUT_S, wait
-from tests.deploy.gateway.envoy.stand_ins import StandIn, models_of
+from tests.deploy.gateway.envoy.stand_ins import METADATA, StandIn, models_of
 from tests.load.fake_server import run
 
 pytestmark = pytest.mark.builds
@@ -188,3 +188,43 @@ def test_settings_that_cannot_be_applied_shut_it(running: sandbox.Sandbox, capsy
     wait(lambda: (statuses("a" * 16), statuses("b" * 16)) == ([401, 401, 200], [200, 200, 200]))
     keys.chmod(0o644)
     wait(lambda: statuses("b" * 16) == [200, 200, 503])
+
+
+def test_requests_reach_only_nodes_of_one_vector_space() -> None:
+    """Of the space that was first, whichever nodes have it later; of a named one; of all after the setting's end."""
+    nodes = [StandIn(f"node-{number}", ["m/1.0"]) for number in (1, 2, 3)]
+    for node, space in zip(nodes, ("f1-fp32", "f1-bf16", "f1-bf16"), strict=True):
+        node.metadata["m"] = {**METADATA, "vector_space": space}
+    first, *others = nodes
+    with sandbox.run_gateway([first.node], vector_space="one") as running:
+
+        def answerers(path: str = "m") -> set[str]:
+            found = [requests.post(f"{running.http}/predictions/{path}", timeout=TIMEOUT_S) for _ in range(12)]
+            return {each.json().get("by") for each in found}
+
+        def configure(space: Any) -> None:
+            running.configure(nodes=[asdict(each.node) for each in nodes], vector_space=space)
+
+        def metrics() -> str:
+            return requests.get(running.metrics, timeout=TIMEOUT_S).text
+
+        wait(lambda: answerers() == {"node-1"})
+        configure("one")
+        label = 'model="m",version="1.0"'
+        wait(lambda: all(f'gateway_node_up{{node="{each.name}"}} 1' in metrics() for each in nodes))
+        wait(lambda: f"gateway_vector_spaces{{{label}}} 2" in metrics())
+        out = [f'gateway_vector_space_left_out{{node="{each.name}",{label}}} {int(each in others)}' for each in nodes]
+        wait(lambda: all(line in metrics() for line in out))
+        assert (answerers(), answerers("m/1.0")) == ({"node-1"}, {"node-1"})
+        told = "m 1.0: vectors of several spaces, only nodes of f1-fp32 get requests: "
+        log = (running.state_dir / "control.log").read_text()
+        assert log.count(told) == 1
+        assert requests.get(f"{running.http}/v1/models/m", timeout=TIMEOUT_S).json()["vector_space"] == "f1-fp32"
+        configure({"m": "f1-bf16"})
+        wait(lambda: answerers() == {"node-2", "node-3"})
+        configure({"m": "f2-fp32"})
+        wait(lambda: answerers() == {None})
+        configure(None)
+        wait(lambda: answerers() == {"node-1", "node-2", "node-3"})
+    for node in nodes:
+        node.close()

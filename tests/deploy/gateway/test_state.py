@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from deploy.gateway.control.protocol import _handler_metadata
-from deploy.gateway.state import Fleet, Placement, ServedModel, ServedVersion
+from deploy.gateway.state import Fleet, Placement, ServedModel, ServedVersion, choose_spaces
 from deploy.protocol.errors import RequestError
 from tests.tables import table
 
@@ -62,3 +62,23 @@ def test_version_that_is_withdrawn_is_neither_served_nor_the_default() -> None:
     )
     assert ([*served.models["m"].versions], served.models["m"].default) == (["1.0"], None)
     assert replace(served, withdrawn=frozenset()).models["m"].default == "2.0"
+
+
+def test_space_of_a_version_stays_until_no_node_has_it() -> None:
+    def choose(wanted: Any, former: Any = (), **spaces: str) -> str:
+        version = ServedVersion("1.0", dict.fromkeys("abc", READY), {"vector_space": "x"}, spaces)
+        found = choose_spaces({"m": ServedModel("m", {"1.0": version}, "1.0")}, wanted, former)["m"].versions["1.0"]
+        assert not found.space or found.metadata == {"vector_space": found.space}
+        out = {node for node in "abc" if found.is_left_out(node)}
+        assert out == ({node for node in "abc" if spaces.get(node) != found.space} if found.space else set())
+        return found.space
+
+    former = [("m", "2.0", "g"), ("m", "1.0", "f"), ("n", "1.0", "h")]
+    assert [choose("one"), choose("one", a="f"), choose("one", a="g", b="f", c="f")] == ["", "f", "f"]
+    assert choose("one", former, a="g", b="g", c="f") == "f"  # a node that is down still has it
+    assert choose("one", former, a="g", b="g") == "g"
+    assert [choose({"m": "x"}, former, a="g"), choose({"n": "x"}, former, a="g"), choose(None, former, a="g")] == [
+        "x",
+        "",
+        "",
+    ]

@@ -76,6 +76,7 @@ def test_embeddings_are_those_of_our_own_form_in_numbers_or_base64_and_their_tok
     np.testing.assert_allclose(decoded, vectors(many), atol=1e-6)
     tokens = sum(len(ids) for ids in handler.tokenizer([*TEXTS])["input_ids"])
     assert many.body["usage"] == {"prompt_tokens": tokens, "total_tokens": tokens}
+    assert many.headers["X-Tokens"] == str(tokens)
     assert (many.body["object"], many.body["model"], many.body["data"][0]["object"]) == ("list", "model", "embedding")
 
 

@@ -71,7 +71,7 @@ def test_model_has_a_position_for_each_token_and_none_more(kind: str, tmp_path: 
             model(torch.full((1, limit + 1), 3))
 
 
-SETTINGS, PROMPTS, TEMPLATE = "sentence_bert_config.json", {"prompts": {"query": "query: "}}, "{{ messages }}"
+SETTINGS, PROMPTS = "sentence_bert_config.json", {"prompts": {"query": "query: "}}
 SWISH = {"in_features": 4, "out_features": 2, "activation_function": "mine.Swish"}
 
 
@@ -106,13 +106,14 @@ DENSE = [FIRST, POOLING, module("Dense", "2")]
     (SentenceModules, of(*DENSE, two={}), "in_features"),
     (SentenceModules, of(*DENSE, two=SWISH), "mine.Swish is not a module of torch.nn"),
     (SentenceModules, of(FIRST, POOLING, module("LayerNorm", "2"), two={"dimension": 4}), "2 lacks"),
-    (check_reranker, of(FIRST, module("LogitScore", "2")), "LogitScore is not supported for a reranker"),
-    (check_reranker, {"chat_template.jinja": TEMPLATE}, "chat template renders its pairs, and is not supported"),
-    (check_reranker, {"additional_chat_templates/rerank.jinja": TEMPLATE}, "chat template renders its pairs"),
-    (check_reranker, {"tokenizer_config.json": {"chat_template": TEMPLATE}}, "chat template renders its pairs"),
+    (check_reranker, of(FIRST, module("Dense", "2")), "Dense is not supported for a reranker"),
+    (check_reranker, of(FIRST, module("LogitScore", "2")), "LogitScore: its config.json lacks true_token_id"),
+    (check_reranker, {"config.json": {"architectures": ["Qwen2ForCausalLM"]}}, "needs modules.json with a LogitScore"),
+    (check_reranker, {"additional_chat_templates/rerank.jinja": "{{ messages }}"}, "chat template: only one"),
+    (check_reranker, {"tokenizer_config.json": {"chat_template": [{}]}}, "chat template: only one"),
     (check_reranker, {SETTINGS: {"do_lower_case": True}}, "do_lower_case: True is not supported"),
     (check_reranker, {SETTINGS: {"processing_kwargs": {"text": {"padding": "max_length"}}}}, "text: padding is not"),
-    (check_reranker, {SETTINGS: {"processing_kwargs": {"chat_template": {"x": 1}}}}, "chat_template: x is not"),
+    (check_reranker, {SETTINGS: {"processing_kwargs": {"chat_template": {"tokenize": 1}}}}, "tokenize is not"),
 )
 def test_files_that_are_not_served_are_rejected_by_name(read: Any, files: Any, words: str, tmp_path: Path) -> None:
     check_reranker(tmp_path)

@@ -324,3 +324,34 @@ def test_client_without_a_certificate_asked_for_gets_nothing(certificates: Certi
                 status(gateway, context(certificates, client=client))
         with pytest.raises(grpc.RpcError):
             by_grpc(gateway, certificates)
+
+
+def test_tokens_of_responses_are_debited_and_the_limit_is_named(tmp_path: Path) -> None:
+    """A debt delays its client alone, until a minute's tokens have paid it; each request without tokens costs one."""
+    limited = Key(client="bob", key=BOB, tokens_per_minute=600)
+    with Gateway(tmp_path, GatewaySettings(keys=(limited, Key(client="alice", key=ALICE)))) as gateway:
+        for node in gateway.nodes:
+            node.answers = {"some": (200, {"X-Tokens": "300"}, b"{}"), "many": (200, {"X-Tokens": "70000"}, b"{}")}
+
+        def ask(path: str, what: str = "", key: str = BOB) -> requests.Response:
+            # One connection, so one of Envoy's threads, whose debt is its own.
+            return gateway.ask("POST", path, headers={**bearer(key), **({"X-Do": what} if what else {})})
+
+        assert [ask("/predictions/m", what).status_code for what in ("some", "some", "")] == [200] * 3
+        found, openai, v2 = ask("/predictions/m"), ask("/v1/embeddings"), ask("/v2/models/m/infer")
+        words = "This key's tokens_per_minute, 600, are used up."
+        assert found.json() == {"code": 429, "type": "TooManyRequests", "message": words}
+        assert (openai.json()["error"]["message"], v2.json()) == (words, {"error": words})
+        for answer in (found, openai, v2):
+            assert (answer.status_code, answer.headers["X-RateLimit-Limit-Tokens"]) == (429, "600")
+            assert answer.headers["Retry-After"] == "1"
+        wait(lambda: ask("/predictions/m", "many").status_code == 200)  # ten tokens in a second
+        assert ask("/predictions/m").headers["Retry-After"] == "60"
+        assert ask("/predictions/m", key=ALICE).status_code == 200
+        # gRPC has its own bucket, as for requests.
+        head = {"X-Tokens": "70000", "Content-Type": "application/x-protobuf", "X-Received": "{}"}
+        for node in gateway.nodes:
+            node.answers["message"] = (200, head, b"")
+        gateway.call("ModelInfer", INFER, authorization=f"Bearer {BOB}", x_do="message")
+        assert gateway.rejected("ModelInfer", INFER, authorization=f"Bearer {BOB}") == (8, words)
+        assert gateway.logged(client="bob", status=429)["details"] == "local_rate_limited"
