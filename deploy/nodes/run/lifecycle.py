@@ -67,10 +67,12 @@ def stop_node(local: LocalNode, *, is_for_good: bool) -> bool:
     """End a node's TorchServe and its requests; `is_for_good` removes its record unless a process watches it."""
     # No start begins meanwhile; one that has begun is interrupted, and fails.
     with lock(local.folder / "lock", is_awaited=False):
-        was_running = local.server.stop()
-        if is_for_good and find_watcher(local) is None:
-            Record(local).remove()
-    return was_running
+
+        def forget() -> None:
+            if is_for_good and find_watcher(local) is None:
+                Record(local).remove()
+
+        return local.server.stop(forget)
 
 
 def clean_up(local: LocalNode) -> None:
