@@ -11,6 +11,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -377,6 +378,18 @@ def test_node_that_ends_is_started_after_its_end(
     assert stop_node(node, is_for_good=False)
     with lock(node.folder / "lock"):  # a start that hangs is stopped all the same
         assert stop_node(node, is_for_good=False)
+
+
+@table((ServerSettings.read(ROOT / "config.production.properties").token_min, ""), (1440, "token_expiration_min=1440:"))
+def test_start_names_tokens_that_expire_while_the_server_runs(
+    token_min: float, words: str, server: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """TorchServe compares its clock with their end, so neither a day nor a clock that is set by one may reach it."""
+    server.settings = replace(server.settings, token_min=token_min)
+    monkeypatch.setattr(Server, "start", lambda _: None)
+    start_node(LocalNode("node-1", server.directory / "node-1", server))
+    said = capsys.readouterr().err
+    assert server.settings.has_tokens and (words in said if words else said == "")
 
 
 @pytest.mark.parametrize("is_early", [False, True])
