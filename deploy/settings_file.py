@@ -18,6 +18,8 @@ MOST_BYTES = 1 << 20  # bytes of a file of settings
 
 # An origin of web pages, or * for all.
 Origin = Annotated[str, Field(pattern=r"^(\*|https?://[A-Za-z0-9.:\[\]-]{1,253})$")]
+# The address of a collector of OpenTelemetry, which takes OTLP over HTTP.
+Collector = Annotated[str, Field(pattern=r"^http://([A-Za-z0-9.-]{1,253}|\[[0-9A-Fa-f:]{2,45}\]):[0-9]{1,5}$")]
 Port = Annotated[int, Field(ge=1, le=65535)]
 Settings = TypeVar("Settings")
 

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import fields, replace
 from typing import Any
 
+import orjson
 from pydantic import TypeAdapter
 from pydantic.errors import PydanticUserError
 
@@ -21,13 +22,14 @@ from handlers.protocol.fields import Fields
 from handlers.protocol.metadata import Metadata, TensorMetadata
 from handlers.protocol.output_tensors import ERROR, Model
 from handlers.protocol.responses import encode
-from handlers.protocol.rows import Shape
+from handlers.protocol.rows import TEXT_INPUTS, Shape
 from handlers.warm_up import decode_items
 
 # The precision at the end of an engine's description: a setting's or CTranslate2's name.
 ARITHMETIC = re.compile(r"(fp|bf|int)[0-9]+(_[a-z]+[0-9]+)?")
 # The settings' names of torch's precisions.
 TORCH_PRECISIONS = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+EXAMPLE_BYTES = 2000  # most bytes of a sample in the metadata
 # The words of an option's JSON Schema in metadata.
 SCHEMA_WORDS = ("type", "enum", "minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum")
 
@@ -54,7 +56,8 @@ def describe(task: Task, name: str, version: str | None) -> tuple[Shape, Metadat
     shape = Shape(
         items, *limits, results.api, results.also, accepted.media_types, results.only, results.ranges, results.is_mean
     )
-    item = next(iter(decode_items(task, samples_of(task)[:1])), None)
+    samples = samples_of(task)[:1]
+    item = next(iter(decode_items(task, samples)), None)
     metadata = Metadata(
         name=name,
         version=version,
@@ -63,6 +66,7 @@ def describe(task: Task, name: str, version: str | None) -> tuple[Shape, Metadat
         mode=config.scheduling.mode,
         inputs=list(inputs.values()),
         outputs=outputs.metadata,
+        item=_item(accepted, inputs, samples[0].value if samples else None),
         max_batch_size=_most_rows(task, item),
         max_request_items=config.max_request_items,
         options=_options(task.options_class, config),
@@ -102,6 +106,45 @@ def _inputs(task: Task, accepted: Inputs) -> Mapping[str, TensorMetadata]:
 def _tensor(name: str, dimensions: int) -> TensorMetadata:
     """Return the tensor of an input. A row of BYTES has one element: tools that read metadata need a dimension."""
     return TensorMetadata(name, "FP32", (-1,) * (1 + dimensions)) if dimensions else TensorMetadata(name, shape=(-1, 1))
+
+
+def _item(accepted: Inputs, inputs: Mapping[str, TensorMetadata], sample: object) -> dict[str, Any]:
+    """Return the JSON Schema of an item without its options, with a small sample as its example."""
+    names = {key: tensor.name for key, tensor in inputs.items()} if accepted.items else {key: key for key in inputs}
+    texts = {each: {"type": "string"} for each in (*TEXT_INPUTS, "b64")} if accepted.items is None else {}
+    fields = {name: texts.get(key) or _values(inputs[key], accepted) for key, name in names.items()}
+    schema: dict[str, Any] = {"type": "object", "properties": fields}
+    if isinstance(sample, str) and "text" in names:
+        sample = {"text": sample}
+    if isinstance(sample, Mapping) and names.keys() >= sample.keys() and not any(t.batch_dim for t in inputs.values()):
+        # A sample of tensors is a request of one row.
+        item = {names[key]: value[0] if accepted.items else value for key, value in sample.items()}
+        schema |= {
+            "required": sorted(item),
+            **({"example": orjson.loads(written)} if (written := _written(item)) else {}),
+        }
+    return schema
+
+
+def _values(tensor: TensorMetadata, accepted: Inputs) -> dict[str, Any]:
+    """Return the schema of an item's tensor: its numbers or texts, in nested lists."""
+    if accepted.items is None or tensor.batch_dim:
+        return {}
+    kind = "integer" if "INT" in tensor.datatype else "number" if tensor.datatype[:2] in ("FP", "BF") else ""
+    kind = {"BYTES": "string", "BOOL": "boolean"}.get(tensor.datatype, kind)
+    schema: dict[str, Any] = {"type": kind} if kind else {}
+    for size in reversed(tensor.shape[1:]):
+        schema = {"type": "array", "items": schema, **({"minItems": size, "maxItems": size} if size >= 0 else {})}
+    return schema
+
+
+def _written(value: object) -> bytes:
+    """Return a value as JSON; empty if JSON cannot represent it, or it is long."""
+    try:
+        written = encode(value)
+    except (TypeError, ValueError):
+        return b""
+    return written if len(written) <= EXAMPLE_BYTES else b""
 
 
 def _most_rows(task: Task, item: object) -> int:

@@ -143,6 +143,7 @@ def _add_management(added: Any) -> None:
         ("register mobilenet-v2 --wait", "register reviews --archive reviews-2.mar --batch-size 16"),
     )
     _add_registration(register, "file name of the archive; default: MODEL.mar", "the archive's own")
+    register.set_defaults(model_store=HOME / "model_store")
     register.add_argument("--wait", action="store_true", help="wait until its workers are ready; print why one failed")
 
     scale = _command(added, commands.scale, "change the number of workers", ("scale mnist 2", "scale mnist 2 --wait"))

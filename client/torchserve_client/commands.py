@@ -14,7 +14,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from torchserve_client.archives import check_name, find_version, read_maker
+from torchserve_client.archives import check_name, find_version, read_fingerprint, read_maker
+from torchserve_client.archives import describe as describe_archive
 from torchserve_client.client import Client
 from torchserve_client.errors import ClientError, InvalidPayload, LoadFailed, ManagementError
 from torchserve_client.gateway import Gateway, find_gateway
@@ -39,12 +40,13 @@ def on_each(run: Callable[[argparse.Namespace, Management], int]) -> Command:
     """Make a command that runs on every node and prints its name if there are several."""
 
     @wraps(run)
-    def command(options: argparse.Namespace, nodes: Nodes, _: Client) -> int:
+    def command(options: argparse.Namespace, nodes: Nodes, client: Client) -> int:
         def call(name: str, management: Management) -> int:
             if len(nodes.by_name) > 1:
                 out.print(f"{name}:")
             logs = nodes.logs.get(name, getattr(options, "logs", None))
-            return run(argparse.Namespace(**{**vars(options), "logs": logs}), management)
+            own = {"logs": logs, "inference": nodes.inference.get(name, client)}
+            return run(argparse.Namespace(**{**vars(options), **own}), management)
 
         return max(nodes.each_named(call).values())
 
@@ -74,14 +76,14 @@ def register(options: argparse.Namespace, management: Management) -> int:
     check_name(model)
     log = WorkerLog(options.logs / "model_log.log", model)
     before = management.versions(model, is_missing_ok=True)
-    management.register(
-        archive,
-        batch_size=options.batch_size,
-        max_batch_delay_ms=options.max_batch_delay,
-        initial_workers=1,
-        model_name=model,
-    )
-    (version,) = set(management.versions(model)) - set(before)
+    sizes = {"batch_size": options.batch_size, "max_batch_delay_ms": options.max_batch_delay}
+    try:
+        management.register(archive, **sizes, initial_workers=1, model_name=model)
+        (version,) = set(management.versions(model)) - set(before)
+    except ManagementError as error:
+        if error.status != 409 or (found := _find_registered(options, management, archive)) is None:
+            raise
+        version = found
     description = management.describe(model, version)
     out.print(
         f"{model}: registered, version {version}, batch_size {description['batchSize']}, "
@@ -95,6 +97,19 @@ def register(options: argparse.Namespace, management: Management) -> int:
             raise
         out.print(f"{model}: ready")
     return 0
+
+
+def _find_registered(options: argparse.Namespace, management: Management, archive: str) -> str | None:
+    """Return the version that a killed command has registered; None unless it is of the same archive, and answers."""
+    model, path = options.model, options.model_store / archive
+    with contextlib.suppress(ClientError):
+        version, own = describe_archive(path).version, read_fingerprint(path)
+        found = management.describe(model, version)
+        is_same = options.batch_size in (None, found["batchSize"])
+        if own and is_same and options.max_batch_delay in (None, found["maxBatchDelay"]):
+            management.wait_ready(model, float(found["startupTimeout"]), version)
+            return version if options.inference.fingerprint(model, version) == own else None
+    return None
 
 
 @on_each

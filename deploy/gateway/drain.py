@@ -18,7 +18,7 @@ from deploy.nodes.run import serve
 from deploy.nodes.run.errors import ServerError
 from deploy.nodes.run.lifecycle import find_watcher, stop_node
 from deploy.nodes.run.machine import LocalNode, all_nodes
-from deploy.nodes.run.node import reachable_host
+from deploy.nodes.run.node import RESTARTING, reachable_host
 from deploy.nodes.run.processes import wait_until
 from torchserve_client.arguments import duration_s
 from torchserve_client.errors import ManagementError, Unreachable
@@ -140,26 +140,32 @@ def restart(options: argparse.Namespace) -> None:
     """Drain, stop and start each node of this machine, one after the other; no request is lost."""
     settings = read_settings(options.gateway_config)
     gateway = connect(settings)
-    nodes = find_running(options)
+    every = all_nodes(serve.find_config(options.config), options.state_dir)
+    # First a node of which a restart was killed: others may not be taken out before it serves again.
+    begun = [each for each in every if (each.folder / RESTARTING).exists()]
+    nodes = [*begun, *(each for each in every if each not in begun and each.server.pid() is not None)]
     if not nodes:
         raise ServerError("no node of this machine runs")
     for local in nodes:
-        name = find_name(gateway, local)
+        name, mark = find_name(gateway, local), local.folder / RESTARTING
         if (watcher := find_watcher(local)) is not None:
             raise ServerError(f"{name} is not restarted: process {watcher} watches it; systemctl restart drains it too")
         others = {node.name: node.is_routed for node in gateway.nodes() if node.name != name}
-        if not others or not all(others.values()):
+        if local not in begun and (not others or not all(others.values())):
             lacking = ", ".join(other for other, is_routed in others.items() if not is_routed)
             words = f"{lacking} would not serve" if lacking else "no other node would serve"
             raise ServerError(f"{name} is not restarted: {words} in its place")
-        if not take_out(gateway, name, settings.limits.response_s):
+        mark.touch()
+        if local.server.pid() is not None and not take_out(gateway, name, settings.limits.response_s):
             gateway.drain(name, is_draining=False)
+            mark.unlink()
             raise ServerError(f"{name} is not restarted, and receives requests again: it still has requests in flight")
         stop_node(local, is_for_good=False)
         print(f"{name}: stopped", flush=True)
         serve.start_one(local)
         gateway.drain(name, is_draining=False)
         wait_routed(gateway, name)
+        mark.unlink()
         print(f"{name}: receives requests again", flush=True)
 
 

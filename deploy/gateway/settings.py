@@ -16,7 +16,7 @@ from deploy.gateway.envoy.resources import filter_headers
 from deploy.models import ROOT
 from deploy.nodes.run.node import Node
 from deploy.places import HOME
-from deploy.settings_file import Origin, Port, read_file, read_yaml
+from deploy.settings_file import Collector, Origin, Port, read_file, read_yaml
 from handlers.config import SETTINGS, Count
 from handlers.errors import InvalidConfig
 from handlers.protocol.wire import FORM_FIELDS
@@ -130,6 +130,7 @@ class GatewaySettings:
     canaries: dict[Annotated[str, Field(min_length=1, max_length=256)], Canary] = Field(default_factory=dict)
     aliases: dict[Annotated[str, Field(pattern=r"^[A-Za-z0-9_./:@+-]{1,256}$")], str] = Field(default_factory=dict)
     cors: Annotated[tuple[Origin, ...], Field(max_length=64)] = ()
+    traces: Collector | None = None
     forward_headers: Annotated[tuple[HeaderName, ...], Field(max_length=32)] = ()
 
     @model_validator(mode="after")

@@ -31,6 +31,7 @@ class Metadata:
     mode: str
     inputs: Sequence[TensorMetadata]
     outputs: Sequence[TensorMetadata]
+    item: Mapping[str, Any]  # JSON Schema of an item without options, and its example
     # The most rows of a request: `max_request_items`, or the number of samples that fit into `max_request_tokens`.
     max_batch_size: int
     max_request_items: int

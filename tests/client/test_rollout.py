@@ -1,5 +1,6 @@
 """Rollouts and canaries on several nodes, with scripted servers."""
 
+import argparse
 import json
 import re
 import shutil
@@ -13,10 +14,11 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from tests.client.script import Fake, failed, ok
+from tests.client.script import Fake, Script, failed, ok
 from tests.tables import table
 from torchserve_client import Client, Gateway, Management, NoConnection, Nodes, NodesFailed, RolloutFailed
 from torchserve_client import archives as archive_files
+from torchserve_client.commands import register
 from torchserve_client.gateway import MOMENT_S
 from torchserve_client.journal import Entry, Journal
 from torchserve_client.management import POLL_S, ManagementError
@@ -45,7 +47,7 @@ class FakeServer(Fake):
         self.kill_at = -1  # the number of the call before which the rollout is killed
         self.kills: list[int] = []  # of all nodes
 
-    def send(self, request: Request, timeout_s: float) -> Response:
+    def send(self, request: Request, timeout_s: float) -> Response:  # noqa: PLR0911
         if self.is_away:
             raise NoConnection("refused", was_sent=False)
         if len(self.calls) == self.kill_at:
@@ -61,7 +63,8 @@ class FakeServer(Fake):
             self.registered = parse_qs(url.query)
             archive = self.registered["url"][0]
             version = archive_files.describe(self.store / archive).version
-            assert version not in self.versions
+            if version in self.versions:
+                return failed(409, "ConflictStatusException", "already registered")
             self.versions[version] = archive
             sizes = [int(self.registered[name][0]) for name in ("batch_size", "max_batch_delay")]
             self.batches[version] = sizes[0], sizes[1]
@@ -322,6 +325,33 @@ def kill(store: Path, servers: list[FakeServer], new: Registration, step: int) -
     for each in servers:
         each.kills = []
     return bool(kills)
+
+
+def test_killed_register_is_repeated_and_another_archive_is_a_conflict(store: Path) -> None:
+    write(store / "new", "2.0")
+    (store / "new" / "build.json").write_text('{"fingerprint": "own"}')
+    given = {"model": MODEL, "archive": "new", "batch_size": 4, "max_batch_delay": 5}
+    options = argparse.Namespace(**given, logs=store, model_store=store, wait=True)
+    inference = Client("http://n", transport=Script(Response(200, b"{}", {"X-Fingerprint": "own"})))
+    step, is_killed = 0, True
+    while is_killed:
+        server = FakeServer()
+        nodes, is_killed = Nodes({"n": Management("http://n", transport=server)}), False
+        server.kill_at = step
+        try:
+            register(options, nodes, inference)
+        except Killed:
+            is_killed, server.kills = True, []
+        server.kill_at = -1
+        assert register(options, nodes, inference) == 0 and [*server.versions] == ["1.0", "2.0"], step
+        step += 1
+    assert step > 5
+    for other in ({"batch_size": 8}, {"archive": "m"}):
+        with pytest.raises(ManagementError, match="already registered"):
+            register(argparse.Namespace(**{**vars(options), **other}), nodes, inference)
+    (store / "new" / "build.json").write_text('{"fingerprint": "built again"}')
+    with pytest.raises(ManagementError, match="already registered"):
+        register(options, nodes, inference)
 
 
 @pytest.mark.parametrize("is_copy", [False, True])

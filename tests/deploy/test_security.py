@@ -168,7 +168,7 @@ def test_workflows_pin_each_action_by_its_commit_and_name_its_version() -> None:
     folders = (ROOT / ".github", ROOT / "torchserve_batching" / "project" / ".github")
     texts = [path.read_text(encoding="utf-8") for folder in folders for path in folder.glob("workflows/*.yml")]
     used = [line for text in texts for line in text.splitlines() if re.match(r"\s*(- )?uses:", line)]
-    assert len(texts) == 4 and all(yaml.safe_load(text)["jobs"] for text in texts)
+    assert len(texts) == 5 and all(yaml.safe_load(text)["jobs"] for text in texts)
     assert [line for line in used if not re.search(r"uses: [\w./-]+@[0-9a-f]{40} # \S+$", line)] == []
 
 

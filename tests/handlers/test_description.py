@@ -42,6 +42,7 @@ def test_metadata_is_answered_beside_items_without_the_engine(tmp_path: Path) ->
         **{"name": "model", "version": None, "platform": "torchserve_torch", "task": "serving", "mode": "classic"},
         **{"inputs": [tensor("number", "BYTES", -1, 1)], "outputs": [tensor("result", "BYTES", -1)]},
         **{"max_batch_size": 10, "max_request_items": 10, "options": {}, "accepts": ["application/json"]},
+        **{"item": {"type": "object", "properties": {"number": {}}}},
         **{"api": None, "apis": [], "vector_space": None, "view": ""},
         **{"proofs": {"int8": proof}, "precision": "fp32", "device": "cpu"},
     }

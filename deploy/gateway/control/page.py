@@ -1,10 +1,10 @@
-"""The page at `/`: its files and its data.
+"""The page at `/`, the documentation of the API, and their data.
 
-GET /, /page/NAME  -> files of deploy/gateway/page; a browser revalidates them with their ETag
-GET /summary       -> the current data of the page
+GET /, /docs, /page/NAME  -> files of deploy/gateway/page; a browser revalidates them with their ETag
+GET /summary              -> the current data of the page
+GET /openapi.json         -> the routes, for the models of the nodes
 """
 
-from pathlib import Path
 from typing import Any
 
 import orjson
@@ -14,48 +14,25 @@ from deploy.gateway.control.gateway import GATEWAY
 from deploy.gateway.state import Fleet, ServedModel
 from deploy.gateway.traffic import Traffic
 from deploy.protocol.errors import RequestError
+from deploy.protocol.openapi import GATEWAY as PARTS
+from deploy.protocol.openapi import describe
+from deploy.protocol.page import FILE, FILES, FRESH, TYPES
 
-PAGE = Path(__file__).parents[1] / "page"
-TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
-# The page loads only its own files, connects only to this server, and cannot be framed. A preview of a photograph is a
-# blob. Trusted types: a model's text cannot become markup.
-CONTENT_SECURITY_POLICY = "; ".join(
-    (
-        "default-src 'none'",
-        "script-src 'self'",
-        "style-src 'self'",
-        "img-src 'self' blob:",
-        "connect-src 'self'",
-        "base-uri 'none'",
-        "form-action 'none'",
-        "frame-ancestors 'none'",
-        "require-trusted-types-for 'script'",
-        "trusted-types 'none'",
-    )
-)
-HEADERS = {
-    "Content-Security-Policy": CONTENT_SECURITY_POLICY,
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-    "Cross-Origin-Opener-Policy": "same-origin",
-    "Cross-Origin-Resource-Policy": "same-origin",
-}
 # The fields of a placement on the page.
 REPLICA_FIELDS = ("workers", "ready_workers", "batch_size", "max_batch_delay_ms", "is_default")
-FILES = {path.name: path for path in PAGE.iterdir() if path.suffix in TYPES}
 
 routes = web.RouteTableDef()
 
 
 @routes.get("/")
+@routes.get("/docs")
 @routes.get("/page/{name}")
 async def file(request: web.Request) -> web.StreamResponse:
     """Return a file of the page; a browser may cache it, and revalidates it each time."""
-    path = FILES.get(request.match_info.get("name", "index.html"))
+    path = FILES.get(request.path)
     if path is None:
         raise RequestError(404, "unknown file")
-    headers = {**HEADERS, "Cache-Control": "no-cache", "Content-Type": f"{TYPES[path.suffix]}; charset=utf-8"}
-    return web.FileResponse(path, headers=headers)
+    return web.FileResponse(path, headers={**FILE, "Content-Type": f"{TYPES[path.suffix]}; charset=utf-8"})
 
 
 @routes.get("/summary")
@@ -63,7 +40,18 @@ async def summary(request: web.Request) -> web.StreamResponse:
     """Return the data of the page; browsers must not cache it, since a key protects it."""
     gateway = request.app[GATEWAY]
     body = orjson.dumps(summarize(gateway.fleet, gateway.traffic))
-    made = web.Response(body=body, content_type="application/json", headers={**HEADERS, "Cache-Control": "no-store"})
+    made = web.Response(body=body, content_type="application/json", headers=FRESH)
+    made.enable_compression()
+    return made
+
+
+@routes.get("/openapi.json")
+async def openapi(request: web.Request) -> web.Response:
+    gateway = request.app[GATEWAY]
+    models = gateway.fleet.models.values()
+    described = {model.name: {**(model.metadata or {}), "versions": [*model.versions]} for model in models}
+    parts = {*PARTS, *(["repository"] if gateway.settings.management else [])}
+    made = web.json_response(describe(described, parts, gateway.settings.default_models))
     made.enable_compression()
     return made
 

@@ -62,7 +62,11 @@ def list_upstreams(fleet: Fleet) -> Iterator[Upstream]:
 
 def make_clusters(settings: GatewaySettings, fleet: Fleet) -> list[Resource]:
     has_tokens = any(node.token_file for node in fleet.nodes.values())
-    return [_control(settings), *(_model(settings, each, has_tokens=has_tokens) for each in list_upstreams(fleet))]
+    return [
+        _control(settings),
+        *_traces(settings),
+        *(_model(settings, each, has_tokens=has_tokens) for each in list_upstreams(fleet)),
+    ]
 
 
 def make_endpoints(
@@ -129,6 +133,16 @@ def _model(settings: GatewaySettings, upstream: Upstream, *, has_tokens: bool) -
         probes=max(1, min(FAILURES, int(limits.unresponsive_s) // probe_s - 1)),
     )
     return made
+
+
+def _traces(settings: GatewaySettings) -> list[Resource]:
+    if settings.traces is None:
+        return []
+    connect_s, address = (
+        format_seconds(settings.limits.attempt_connect_s),
+        make_address(*split_address(settings.traces)),
+    )
+    return [fill_template("cluster", "traces", connect_s=connect_s, address=address)]
 
 
 def _control(settings: GatewaySettings) -> Resource:

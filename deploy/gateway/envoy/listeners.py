@@ -108,6 +108,7 @@ def _listener(settings: GatewaySettings, name: str, port: int, authority: str) -
         routes=make_source(f"routes-{name}.json"),
         authority=fill_template("listener", "mark_authority", digest=authority) if authority else None,
         filters=filters,
+        tracing=fill_template("listener", "tracing", uri=f"{settings.traces}/v1/traces") if settings.traces else None,
         local_reply=make_local_reply(settings, is_grpc=name == GRPC),
         header_kb=-(-limits.header_bytes // 1024),
         headers=limits.headers,

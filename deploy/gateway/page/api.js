@@ -70,7 +70,7 @@ export async function request(path, options = {}) {
     response = await fetch(path, { ...options, headers, credentials: "omit", cache: "no-store", redirect: "error" });
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new Failure(0, "", "The gateway cannot be reached.");
+    throw new Failure(0, "", "The server cannot be reached.");
   }
   if (response.ok) return response;
   const failed = await failure(response);

@@ -31,6 +31,7 @@ from deploy.hosts.frontend.http import (
 )
 from deploy.hosts.frontend.memory import MEMORY_BYTES, Hold, Memory
 from deploy.hosts.frontend.methods import check_method, in_form, not_served
+from deploy.hosts.frontend.pages import Pages
 from deploy.protocol import deep, description
 from deploy.protocol.description import strip_zeros
 from deploy.protocol.errors import RequestError, not_ready, unknown_model, unknown_version
@@ -76,6 +77,7 @@ class Models:
         self.body_bytes, self._replicas, self._preferred = body_bytes, replicas, preferred
         self.repository: repository.Repository | None = None  #: of models that are loaded at their first request
         self._checks = deep.Checks()
+        self.pages = Pages(self, tuple(preferred))
         self.is_draining = False  #: whether the process is about to end, and so not ready
         #: The model of /invocations, or "" if the request must name it.
         self.invoked = invocations or (self.names[0] if len(replicas) == 1 else "")
@@ -237,7 +239,7 @@ class Routes(Application):
             if not (name := query.get("model_name", [models.invoked])[0]):
                 raise Rejected(UNNAMED)
             return await models.predict(name, "", headers, body)
-        return await self._described(scope["method"], path)
+        return await models.pages.answer(path) or await self._described(scope["method"], path)
 
     async def _described(self, method: str, path: str) -> Response:
         """Answer a request that describes the server or its models."""

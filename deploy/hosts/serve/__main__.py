@@ -139,7 +139,7 @@ def _serve(options: Any, process: Process) -> None:
         raise NotServed(f"{options.archive.name} needs the package {error.name}: {fix}") from None
     except Exception as error:
         raise NotServed(f"{options.archive.name} does not load: {type(error).__name__}: {error}") from None
-    host.log = log
+    host.log = _trace(limits.traces, log, host)
     run(host, door, options, limits, process)
 
 
@@ -150,6 +150,20 @@ def _open_log(path: Path | None) -> Any:
         return AccessLog(path) if path else None
     except OSError as error:
         raise NotServed(f"--access-log: {error}") from None
+
+
+def _trace(url: str | None, log: Any, host: Any) -> Any:
+    """Return what notes the requests: the access log, and behind it the spans."""
+    if url is None:
+        return log
+    try:
+        from deploy.hosts.serve.traces import Traces  # noqa: PLC0415
+    except ModuleNotFoundError as error:
+        words = f"traces needs the package {error.name}: pip install 'torchserve-batching[traces]'"
+        raise NotServed(words) from None
+    traces = Traces(url, log)
+    host.on_close = traces.close
+    return traces
 
 
 def _find_archive(text: str) -> Path:

@@ -13,7 +13,7 @@ from deploy.hosts.frontend.http import Message, Response, headers_of
 
 REQUEST_ID = b"x-request-id"
 _USUAL = re.compile(r"[!-~]{1,128}")
-_TIMES = re.compile(r"(\w+);dur=([\d.]+)")
+TIMES = re.compile(r"(\w+);dur=([\d.]+)")
 _IDS = Random()  # noqa: S311 - no secret; a task may seed the module's own
 _BATCH = re.compile(r'batch;desc="(\d+)"')
 
@@ -36,7 +36,7 @@ class AccessLog:
             "client": (scope.get("client") or ("",))[0], "method": scope["method"][:64], "path": scope["path"][:256],
             "protocol": f"HTTP/{scope.get('http_version', '1.1')}", "status": answer.status,
             "version": answer.headers.get("X-Model-Version"), "batch_size": batch and int(batch[1]),
-            **{f"{name}_ms": float(value) for name, value in _TIMES.findall(timing)}, "request_id": request_id,
+            **{f"{name}_ms": float(value) for name, value in TIMES.findall(timing)}, "request_id": request_id,
             "trace_id": _trace_of(headers), "bytes_in": int(headers.get("content-length") or 0),
             "bytes_out": len(answer.body), "duration_ms": round(1000 * (time.perf_counter() - began_s), 2),
         })  # fmt: skip

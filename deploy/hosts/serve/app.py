@@ -8,7 +8,7 @@ import asyncio
 import json
 import socket
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
@@ -24,6 +24,7 @@ from deploy.hosts.serve.limits import HostLimits
 from deploy.hosts.serve.store import Predictions, Store, Use
 from deploy.hosts.serve.stored import resident
 from deploy.hosts.serve.totals import Counters, Totals
+from deploy.protocol.openapi import ONE_PROCESS
 from deploy.protocol.rejections import BUSY, DRAINING, Rejection
 from handlers.protocol.wire import METADATA_HEADER
 
@@ -33,7 +34,8 @@ HTTP_S = 0.00015  # seconds of Python around a model: a connection's parser, rou
 
 
 class Host(Routes):
-    log: AccessLog | None = None
+    log: AccessLog | None = None  #: or what notes requests in its place
+    on_close: Callable[[], None] | None = None  #: sends what it has noted
 
     def __init__(
         self, replicas: Mapping[Path, Replica], totals: Totals, limits: HostLimits, store: Store | None = None
@@ -55,6 +57,7 @@ class Host(Routes):
         most_bytes = max((replica.max_body_bytes for replica in self._replicas.values()), default=BODY_BYTES)
         super().__init__(Models(predict, None, most_bytes, memory_bytes=limits.memory_bytes), self._close_all)
         self.models.repository = store
+        self.models.pages.parts, self.models.pages.count = ONE_PROCESS, self._count
 
     def _learn_limit(self, replica: Replica) -> None:
         self.models.body_bytes = max(self.models.body_bytes, replica.max_body_bytes)
@@ -69,6 +72,8 @@ class Host(Routes):
         """End the models after the last call, which needs them."""
         if self.calls is not None:
             await self.calls
+        if self.on_close is not None:
+            await asyncio.to_thread(self.on_close)
         await super().close()
 
     async def answer(self, scope: Message, receive: Receive) -> Response:
@@ -149,6 +154,17 @@ class Host(Routes):
             **{"batchSize": replica.window, "maxBatchDelay": 0, "loadedAtStartup": True, "workers": workers},
             "jobQueueStatus": {"remainingCapacity": self._most - self._running.total(), "pendingRequests": running},
         }
+
+    def _count(self) -> tuple[str, dict[str, dict[str, dict[str, float]]]]:
+        """Return the counters of each model, as the page draws them, and the processes that have counted."""
+        found: dict[str, dict[str, dict[str, float]]] = {}
+        for name, (labels, samples) in self.totals.read().items():
+            for values, value in samples.items():
+                named = dict(zip(labels, values, strict=True))
+                sums = found.setdefault(named["ModelName"], {}).setdefault(name, {})
+                end = named.get("le") or named.get("type", "")
+                sums[end] = sums.get(end, 0.0) + value
+        return f"{self.totals.pids()}", found
 
     async def measure(self) -> dict[str, float]:
         """Measure seconds of a request in Python, and of cores in other code, by each model's own sample."""

@@ -5,7 +5,7 @@ from typing import Annotated
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
-from deploy.settings_file import Origin
+from deploy.settings_file import Collector, Origin
 
 Seconds = Annotated[float, Field(ge=0, le=86_400)]
 
@@ -27,3 +27,4 @@ class HostLimits:
     load_s: Seconds = 60.0  # in which a model of --store must be loaded; a request that waits longer gets 503
     management: bool = False  # whether clients may load and unload models of --store
     cors: tuple[Origin, ...] = ()  # origins of web pages that may call from a browser
+    traces: Collector | None = None  # the collector of spans

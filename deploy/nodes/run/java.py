@@ -5,7 +5,7 @@ config.properties -> make_command -> a process -> Mark -> a file -> Mark.read: t
 
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib.metadata import distribution
@@ -16,10 +16,12 @@ import psutil
 
 from deploy.nodes.run.errors import ServerError
 from deploy.nodes.run.node import replace_file
+from deploy.nodes.run.processes import wait_until
 from deploy.nodes.run.properties import ServerSettings
 
 # TorchServe's own command searches the command line for this class before it trusts its pid file.
 JAVA_CLASS = "org.pytorch.serve.ModelServer"
+STOP_TIMEOUT_S = 60.0
 TEMPORARY = "-Djava.io.tmpdir="  # Java's option for the temporary folder
 # Netty of 2020 uses sun.misc.Unsafe and a native library: Java 25 warns, and a later Java forbids both by
 # default. TorchServe 0.12.0 needs no --add-opens, since Netty reads private members only if a property allows it.
@@ -59,6 +61,20 @@ class Mark:
             if is_java and read_beginning(mark.pid) == mark.began:
                 return mark
         return None
+
+    @staticmethod
+    def is_left(file: Path) -> bool:
+        """Return whether a process is marked that a stop ends, or has ended."""
+        with suppress(OSError, ValueError, AttributeError):
+            return json.loads(file.read_text()).get("is_ending") is True
+        return False
+
+
+def end(process: psutil.Process, is_over: Callable[[], bool]) -> None:
+    with suppress(psutil.NoSuchProcess):
+        process.terminate()
+        if not wait_until(is_over, STOP_TIMEOUT_S):
+            process.kill()
 
 
 def has_ended(process: psutil.Process) -> bool:

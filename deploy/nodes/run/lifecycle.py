@@ -20,6 +20,7 @@ from deploy.places import STOP
 from deploy.progress import step, warn
 
 CHECK_S = 1.0  # seconds between two checks of a watched server
+LASTS_MIN = 365 * 24 * 60  # minutes that a token must last at least: a server may run for a year
 WATCHER = "run.pid"  # in a node's folder: the id of the process that watches the node
 
 T = TypeVar("T")
@@ -55,6 +56,9 @@ def start_node(local: LocalNode) -> None:
                 warn(f"{local.title}: the snapshots of its models are not readable, as after a power cut", reason)
             with step(f"{local.title}: starting"):
                 server.start()
+            if server.settings.has_tokens and server.settings.token_min < LASTS_MIN:
+                words = f"token_expiration_min={server.settings.token_min:g}: then the gateway reaches no model."
+                warn(f"{local.title}: {words}", "Nothing renews tokens: set ten years, 5256000, and restart.")
         lost = []
         if server.settings.has_model_api:  # without the model API the configuration names all models
             for each, (line, reason) in zip(pending, restore(local, pending), strict=True):
@@ -67,10 +71,12 @@ def stop_node(local: LocalNode, *, is_for_good: bool) -> bool:
     """End a node's TorchServe and its requests; `is_for_good` removes its record unless a process watches it."""
     # No start begins meanwhile; one that has begun is interrupted, and fails.
     with lock(local.folder / "lock", is_awaited=False):
-        was_running = local.server.stop()
-        if is_for_good and find_watcher(local) is None:
-            Record(local).remove()
-    return was_running
+
+        def forget() -> None:
+            if is_for_good and find_watcher(local) is None:
+                Record(local).remove()
+
+        return local.server.stop(forget)
 
 
 def clean_up(local: LocalNode) -> None:

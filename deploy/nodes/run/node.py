@@ -17,6 +17,7 @@ from handlers.config import SETTINGS
 from handlers.errors import InvalidConfig
 
 NODES = HOME / ".nodes" / "nodes.json"
+RESTARTING = "restarting"  # a file in the folder of a node: `restart` has begun to take it out
 STARTED = "served"  # in a node's folder: a mark that exists from `make serve` to `make stop`
 RESTORE = "restore.json"  # in a node's folder: the registrations that are not restored yet
 

@@ -39,6 +39,7 @@ class ServerSettings:
     # The file of TorchServe's metrics, relative to the server's working folder.
     metrics_config: str = "deploy/metrics.yaml"
     has_tokens: bool = True  # whether every call needs a token of key_file.json
+    token_min: float = 60  # minutes until a token expires
     has_model_api: bool = False  # whether models can be registered and unregistered while the server runs
     load_models: tuple[str, ...] = ()  # the archives to register at the start: file names, NAME=FILE, or "all"
     # Name -> version -> settings of the models to register at the start.
@@ -69,6 +70,7 @@ class ServerSettings:
                 model_store=values.get("model_store", cls.model_store),
                 metrics_config=values.get("metrics_config", cls.metrics_config),
                 has_tokens=values.get("disable_token_authorization", "false").lower() != "true",
+                token_min=float(values.get("token_expiration_min", cls.token_min)),
                 has_model_api=values.get("enable_model_api", "false").lower() == "true",
                 load_models=tuple(name.strip() for name in values.get("load_models", "").split(",") if name.strip()),
                 models=json.loads(values.get("models", "{}")),

@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 
 from deploy.nodes.run.machine import LocalNode
-from deploy.nodes.run.node import RESTORE, STARTED, replace_file
+from deploy.nodes.run.node import RESTARTING, RESTORE, STARTED, replace_file
 from deploy.nodes.run.properties import parse
 from deploy.nodes.run.server import Server
 from torchserve_client.archives import MANIFEST, describe, find_version, read_fingerprint
@@ -100,7 +100,7 @@ class Record:
 
     def remove(self) -> None:
         """Remove the record of a node that a command stops."""
-        for path in (self._mark, self._pending, self._older, *self._files()):
+        for path in (self._mark, self._pending, self._older, self._mark.with_name(RESTARTING), *self._files()):
             path.unlink(missing_ok=True)
 
     def _read_last(self) -> list[Registration]:

@@ -91,6 +91,9 @@ def stop(config: Path, folder: Path) -> None:
     """End every node of this machine, and print a line for each, including those that died."""
     nodes = all_nodes(config, folder)
     running = [each for each in nodes if each.server.pid() is not None or each.server.describe_death() is not None]
+    for each in nodes:
+        if each not in running and each.server.is_ending():
+            stop_node(each, is_for_good=True)  # its stop was killed
     with ThreadPoolExecutor(max(1, len(running))) as pool:
         for line in pool.map(_stop, running):
             print(line)

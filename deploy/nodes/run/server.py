@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +23,7 @@ import psutil
 from deploy.nodes.run.errors import ServerError
 from deploy.nodes.run.java import (
     Mark,
+    end,
     find_listening,
     has_ended,
     is_orphan,
@@ -41,7 +42,6 @@ from torchserve_client.worker_log import WorkerLog, wait_loaded
 LAST_LINE = "Terminating due to"  # the start of Java's last line when -XX:+ExitOnOutOfMemoryError ends it
 CONSOLE_LINES = 3  # lines of the console in an error
 START_TIMEOUT_S = 60.0
-STOP_TIMEOUT_S = 60.0
 MOST_DIGITS = 10  # of the id of a process
 PORTS_S = 10.0  # seconds in which the system closes the ports of a killed process
 
@@ -84,12 +84,11 @@ class Server:
         self.management = Management(self.settings.management_url)
 
     def pid(self) -> int | None:
-        process = self._process()
-        return None if process is None else process.pid
+        return None if (process := self._process()) is None else process.pid
 
     def is_ending(self) -> bool:
-        """Return whether it runs on after a stop, which may have been killed."""
-        return (mark := Mark.read(self._mark_file)) is not None and mark.is_ending
+        """Return whether a stop has begun, and has not ended or was killed."""
+        return Mark.is_left(self._mark_file)
 
     def running_config(self) -> Path | None:
         """Return the configuration that the running server was started with, if any."""
@@ -235,23 +234,22 @@ class Server:
                 taken.append(f"{host}:{port} {what} ({name})")
         return taken
 
-    def stop(self) -> bool:
-        """End the server and wait until it has ended; return whether it was running."""
-        if (process := self._process()) is None:
-            return False
-        # A server that ends has not died, and is known until it has ended.
-        with contextlib.suppress(OSError):
-            self._mark(process.pid, is_ending=True)
-        with contextlib.suppress(OSError, ValueError):
-            if self._pid_file.read_text().strip() == str(process.pid):
-                self._pid_file.unlink()
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.terminate()
-            if not wait_until(lambda: self._has_ended(process), STOP_TIMEOUT_S):
-                process.kill()
-        self.keys.unlink(missing_ok=True)
-        self._mark_file.unlink(missing_ok=True)
-        return True
+    def stop(self, after: Callable[[], None] | None = None) -> bool:
+        """End the server, wait until it has ended, and call `after`; return whether it was running."""
+        if (process := self._process()) is not None:
+            # A server that ends has not died, and is known until a stop has done all.
+            with contextlib.suppress(OSError):
+                self._mark(process.pid, is_ending=True)
+            with contextlib.suppress(OSError, ValueError):
+                if self._pid_file.read_text().strip() == str(process.pid):
+                    self._pid_file.unlink()
+            end(process, lambda: self._has_ended(process))
+        if after is not None:
+            after()
+        if process is not None or self.is_ending():
+            self.keys.unlink(missing_ok=True)
+            self._mark_file.unlink(missing_ok=True)
+        return process is not None
 
     @staticmethod
     def _has_ended(process: psutil.Process) -> bool:

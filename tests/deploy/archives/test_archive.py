@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -294,3 +295,68 @@ def test_build_says_why_an_archive_is_classic_and_rejects_an_adaptive_one_that_c
     assert "own: handler: scheduling: mode: adaptive: maxWorkers must be 1" in archive_sh.rejected("own")
     with pytest.raises(InvalidConfig, match=r"^m: model-config.yaml: continuousBatching: the build writes it"):
         complete_mode("m", {"continuousBatching": False, **ADAPTIVE})
+
+
+# Builds an archive, killed at several lines in turn, and builds it again; prints the number of lines.
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from zipfile import ZipFile
+from deploy.archives.__main__ import main
+
+folder = Path(sys.argv[1])
+
+def run(store):
+    os.environ["CACHE_DIR"] = str(store / "cache")
+    return main(["double", "--models", str(folder / "models.yaml"), "--export-path", str(store)])
+
+def build(store, last=None):
+    if child := os.fork():
+        return os.waitpid(child, 0)[1]
+    seen = 0
+
+    def count(frame, event, _):
+        nonlocal seen
+        if "/deploy/" not in frame.f_code.co_filename:
+            return None
+        if event == "line":
+            if seen == last:
+                os.kill(os.getpid(), signal.SIGKILL)
+            seen += 1
+        return count
+
+    sys.settrace(count if last is not None else None)
+    code = run(store)
+    sys.settrace(None)
+    (folder / "lines").write_text(str(seen))
+    os._exit(code)
+
+def files(store):
+    return sorted(str(each.relative_to(store)) for each in store.rglob("*"))
+
+assert run(folder / "first") == 0  # imports what the others need
+assert build(folder / "whole", 10**9) == 0
+lines = int((folder / "lines").read_text())
+wanted = files(folder / "whole")
+for last in (*(lines * number // 6 for number in range(6)), *range(lines - 100, lines, 15)):
+    store = folder / str(last)
+    assert build(store, last) == signal.SIGKILL, last
+    assert build(store) == 0, last
+    with ZipFile(store / "double.mar") as archive:
+        assert archive.testzip() is None
+    assert files(store) == wanted, (last, set(files(store)) ^ set(wanted))
+print(lines)
+"""
+
+
+def test_build_that_is_killed_at_any_line_is_whole_when_it_is_repeated(tmp_path: Path) -> None:
+    (own := tmp_path / "double").mkdir()
+    (own / "infer.py").write_text("def infer(x):\n    return {'y': x * 2}\n")
+    (own / "sample.json").write_text('{"x": 1}')
+    entry = {"task": "tensors", "version": "1.0", "weights": {"path": str(own / "infer.py")}}
+    (tmp_path / "models.yaml").write_text(yaml.safe_dump({"double": entry}))
+    tensors = {kind: {name: {"datatype": "INT64", "shape": [-1]}} for kind, name in (("inputs", "x"), ("outputs", "y"))}
+    (own / "model-config.yaml").write_text(yaml.safe_dump({"handler": tensors}))
+    words = [sys.executable, "-W", "ignore", "-c", KILLED, str(tmp_path)]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False, timeout=170)
+    assert done.returncode == 0 and int(done.stdout.split()[-1]) > 500, done.stderr[-2000:]

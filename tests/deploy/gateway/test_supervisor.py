@@ -230,45 +230,83 @@ def test_gateway_is_asked_at_an_address_that_this_machine_reaches(address: str, 
     assert drain.connect(GatewaySettings(ports=ports)).url == f"http://{host}:8003"
 
 
+class Killed(BaseException):
+    """As a SIGKILL."""
+
+
 class Fleet:
     """A gateway of the nodes a and b, and their servers; it notes each step."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, **in_flight: int) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path, **in_flight: int) -> None:
+        self._folder, self.down, self.draining = folder, set[str](), set[str]()
+        self.left = 10**9  # steps until a kill
         self.steps, self.in_flight, self.waits_s = list[str](), in_flight, list[float]()
         self.watcher: int | None = None
         self.running = [self._local(name) for name in ("a", "b")]
         self.states = [NodeState(name, False, True, 0, f"http://{name}") for name in ("a", "b")]
         gateway = Mock(nodes=lambda: self.states, node={each.name: each for each in self.states}.__getitem__)
-        gateway.drain = lambda name, is_draining=True: self.steps.append(f"{'' if is_draining else 'un'}drain {name}")
+        gateway.drain = self._drain
         calls: dict[str, Any] = {
             **{"connect": lambda _: gateway, "read_settings": lambda _: GatewaySettings(), "stop_node": self._stop},
             **{"find_running": lambda _: self.running, "find_watcher": lambda _: self.watcher},
-            **{"take_out": self._take_out, "wait_routed": lambda _, name: self.steps.append(f"wait {name}")},
-            "serve": SimpleNamespace(start_one=lambda local: self.steps.append(f"start {local.title}")),
+            **{"all_nodes": lambda *_: self.running, "take_out": self._take_out},
+            "wait_routed": lambda _, name: self._step(f"wait {name}"),
+            "serve": SimpleNamespace(start_one=self._start, find_config=lambda _: None),
         }
         for name, value in calls.items():
             monkeypatch.setattr(drain, name, value)
 
     def _local(self, name: str) -> Any:
-        return SimpleNamespace(title=name, node=lambda: SimpleNamespace(management=f"http://{name}"))
+        (folder := self._folder / name).mkdir(exist_ok=True)
+        server = SimpleNamespace(pid=lambda: None if name in self.down else 7)
+        node = SimpleNamespace(management=f"http://{name}")
+        return SimpleNamespace(title=name, node=lambda: node, folder=folder, server=server)
+
+    def _step(self, words: str) -> None:
+        self.left -= 1
+        if self.left < 0:
+            raise Killed
+        self.steps.append(words)
+
+    def _drain(self, name: str, is_draining: bool = True) -> None:
+        self._step(f"{'' if is_draining else 'un'}drain {name}")
+        (self.draining.add if is_draining else self.draining.discard)(name)
+        self._note_states()
+
+    def _start(self, local: Any) -> None:
+        self._step(f"start {local.title}")
+        self.down.discard(local.title)
+        self._note_states()
+
+    def _note_states(self) -> None:
+        lost = self.draining | self.down
+        self.states[:] = [replace(each, is_routed=each.name not in lost) for each in self.states]
 
     def _stop(self, local: Any, *, is_for_good: bool) -> None:
         assert not is_for_good  # its models are restored at its next start
-        self.steps.append(f"stop {local.title}")
+        self._step(f"stop {local.title}")
+        self.down.add(local.title)
 
     def _take_out(self, _: object, name: str, limit_s: float) -> bool:
-        self.steps.append(f"take out {name}")
+        self._step(f"take out {name}")
+        self.draining.add(name)
+        self._note_states()
         self.waits_s.append(limit_s)
         return not self.in_flight.get(name)
 
 
-def test_restart_takes_nodes_out_one_by_one_and_only_if_another_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_restart_takes_nodes_out_one_by_one_and_only_if_another_serves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     steps = ["take out {0}", "stop {0}", "start {0}", "undrain {0}", "wait {0}"]
-    fleet, options = Fleet(monkeypatch), argparse.Namespace(gateway_config=Path())
+    fleet, options = (
+        Fleet(monkeypatch, tmp_path),
+        argparse.Namespace(gateway_config=Path(), config=None, state_dir=None),
+    )
     drain.restart(options)
     assert fleet.steps == [step.format(name) for name in "ab" for step in steps]
     assert fleet.waits_s == [GatewaySettings().limits.response_s] * 2
-    fleet = Fleet(monkeypatch, b=1)
+    fleet = Fleet(monkeypatch, tmp_path, b=1)
     with pytest.raises(ServerError, match="b is not restarted, and receives requests again"):
         drain.restart(options)
     assert fleet.steps == [*(step.format("a") for step in steps), "take out b", "undrain b"]
@@ -279,10 +317,29 @@ def test_restart_takes_nodes_out_one_by_one_and_only_if_another_serves(monkeypat
         ({"watcher": 7}, "process 7 watches it"),
         ({"running": []}, "no node of this machine runs"),
     ):
-        vars(fleet := Fleet(monkeypatch)).update(changed)
+        vars(fleet := Fleet(monkeypatch, tmp_path)).update(changed)
         with pytest.raises(ServerError, match=words):
             drain.restart(options)
         assert fleet.steps == []
+
+
+def test_restart_that_is_killed_at_any_step_ends_when_it_is_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options, step, is_killed = argparse.Namespace(gateway_config=Path(), config=None, state_dir=tmp_path), 0, True
+    while is_killed:
+        fleet = Fleet(monkeypatch, tmp_path)
+        fleet.left, is_killed = step, False
+        try:
+            drain.restart(options)
+        except Killed:
+            is_killed = True
+        fleet.left = 10**9
+        drain.restart(options)
+        assert (fleet.down, fleet.draining, [*tmp_path.glob("*/*")]) == (set(), set(), []), step
+        assert {f"start {name}" for name in "ab"} <= {*fleet.steps}
+        step += 1
+    assert step == 11
 
 
 @table(
@@ -299,7 +356,7 @@ def test_drained_node_is_stopped_unless_something_else_does_so(
 ) -> None:
     (mark := tmp_path / "a" / MARK).parent.mkdir()
     mark.touch()
-    fleet = Fleet(monkeypatch)
+    fleet = Fleet(monkeypatch, tmp_path)
     vars(fleet).update(state)
     options = {"target": "a", "undo": False, "keep": False, "timeout": None, "state_dir": tmp_path, **given}
     with pytest.raises(ServerError, match="a stays drained, and is not stopped") if fleet.in_flight else nullcontext():

@@ -11,12 +11,13 @@ import requests
 from prometheus_client.parser import text_string_to_metric_families
 
 from deploy.gateway import metrics
-from deploy.gateway.control.page import PAGE, summarize
+from deploy.gateway.control.page import summarize
 from deploy.gateway.metrics import Counter, merge, read_counters
 from deploy.gateway.settings import Canary
 from deploy.gateway.state import Fleet, Placement, ServedModel, ServedVersion
 from deploy.gateway.traffic import Traffic
 from deploy.nodes.run.node import Node
+from deploy.protocol.page import PAGE
 from tests.deploy.gateway.conftest import Scene
 from tests.deploy.gateway.envoy.harness import TIMEOUT_S
 from tests.tables import table

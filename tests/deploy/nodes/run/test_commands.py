@@ -39,7 +39,7 @@ def node(tmp_path: Path) -> LocalNode:
         archive.writestr("MAR-INF/MANIFEST.json", '{"model": {"modelName": "a", "modelVersion": "2.0"}}')
     (tmp_path / "logs").mkdir()
     places = {"logs": tmp_path / "logs", "directory": tmp_path, "temporary": tmp_path / "tmp"}
-    server = Mock(**places, settings=SimpleNamespace(model_store="", has_model_api=True))
+    server = Mock(**places, settings=SimpleNamespace(model_store="", has_model_api=True, has_tokens=False))
     server.pid.return_value = server.describe_death.return_value = None
     server.is_ending.return_value = False
     return LocalNode("node-1", tmp_path / "node-1", server)

@@ -23,7 +23,7 @@ from deploy.hosts.serve.limits import HostLimits
 from deploy.hosts.serve.process import LATE_S
 from deploy.models import ROOT
 from deploy.nodes.run.errors import ServerError
-from deploy.nodes.run.java import has_ended
+from deploy.nodes.run.java import STOP_TIMEOUT_S, has_ended
 from deploy.nodes.run.lifecycle import watch_node
 from deploy.nodes.run.machine import (
     Layout,
@@ -37,7 +37,7 @@ from deploy.nodes.run.machine import (
 from deploy.nodes.run.node import Node, read_nodes, write_nodes
 from deploy.nodes.run.properties import ServerSettings, parse
 from deploy.nodes.run.restore import Record, Registration, parse_snapshot, restore
-from deploy.nodes.run.server import STOP_TIMEOUT_S, Share
+from deploy.nodes.run.server import Share
 from tests.tables import table
 from tests.waiting import until
 from torchserve_batching import __main__ as command

