@@ -73,7 +73,7 @@ def build(recipe: Recipe, options: argparse.Namespace) -> None:
     """Build an archive unless it is up to date, and print what it is."""
     started = time.monotonic()
     archive = (None if options.force else recipe.find()) or recipe.build()
-    report(archive, time.monotonic() - started)
+    report(archive, time.monotonic() - started, is_served=options.recall)
     place = os.path.relpath(archive.path)
     for path in prune(archive.path, options.keep) if options.keep else ():
         print(f"{os.path.relpath(path)}: removed")

@@ -269,8 +269,8 @@ def find_cache_folder(environment: Mapping[str, str]) -> Path | None:
     return Path(folder).resolve() if folder else None
 
 
-def report(archive: Archive, seconds: float) -> None:
-    """Print the outcome of a build: a line on the archive, and one on each comparison."""
+def report(archive: Archive, seconds: float, *, is_served: bool = False) -> None:
+    """Print the outcome of a build: a line on the archive, for a host that serves it or for you, and its comparisons."""
     place = os.path.relpath(archive.path)
     if not archive.is_new:
         print(f"{place}: up to date")
@@ -279,7 +279,8 @@ def report(archive: Archive, seconds: float) -> None:
     facts = [f"version {archive.version}", f"engine {archive.settings['engine']}"]
     facts += [f"precision {archive.settings.get('precision', 'auto')}"] if archive.proofs else []
     facts += [f"{size / 1e6:.0f} MB"] if size else []
-    register = f"; {REGISTER} {archive.path.stem} --wait" if archive.path.suffix == ".mar" else ""
+    can_register = archive.path.suffix == ".mar" and not is_served
+    register = f"; {REGISTER} {archive.path.stem} --wait" if can_register else ""
     print(f"{place}: built, {', '.join(facts)}, {seconds:.0f} s{register}")
     if archive.label:
         print(f"{place}: {', '.join(f'{name} {value}' for name, value in archive.label.items())}")

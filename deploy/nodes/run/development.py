@@ -83,7 +83,7 @@ def _find_or_build(recipe: Recipe) -> Archive:
     started_s = time.monotonic()
     archive = recipe.find() or recipe.build()
     if archive.is_new:
-        report(archive, time.monotonic() - started_s)
+        report(archive, time.monotonic() - started_s, is_served=True)
     return archive
 
 
