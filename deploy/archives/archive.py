@@ -270,7 +270,7 @@ def find_cache_folder(environment: Mapping[str, str]) -> Path | None:
 
 
 def report(archive: Archive, seconds: float, *, is_served: bool = False) -> None:
-    """Print the outcome of a build: a line on the archive, for a host that serves it or for you, and its comparisons."""
+    """Print the outcome of a build: a line on the archive, which a host serves or you register, and its comparisons."""
     place = os.path.relpath(archive.path)
     if not archive.is_new:
         print(f"{place}: up to date")
