@@ -12,7 +12,10 @@ import transformers
 from PIL import Image
 from torchvision.transforms.functional import to_tensor
 
-from handlers.archive_files import CHECKPOINT
+from deploy.archives.precision.fidelity import check
+from deploy.archives.sources import source
+from deploy.models import ModelEntry
+from handlers.archive_files import CHECKPOINT, FIDELITY
 from handlers.tasks.object_detection import CORNERS, ObjectDetectionHandler
 from handlers.vision.boxes import RULES
 from tests import exports, tiny_detector
@@ -124,6 +127,15 @@ def test_boxes_of_ssd_are_those_that_torchvision_keeps(ssdlite: tuple[Path, Any]
         assert abs(len(answer.body) - len(expected)) <= TIES * len(expected)
         assert sum(any(is_same(each, one) for one in answer.body) for each in expected) >= (1 - TIES) * len(expected)
     assert sum(len(answer.body) for answer in answers) > len(NAMES)
+
+
+@pytest.mark.builds
+def test_build_compares_boxes_of_ssd_with_torchvisions(ssdlite: tuple[Path, Any], tmp_path: Path) -> None:
+    archive = ssdlite[0]
+    entry = ModelEntry("tiny", "object_detection", "1.0", archive.parent / "own")
+    weights, _ = tiny_detector.ssdlite(tmp_path)
+    check(entry, source(entry, str(weights)), "auto", archive, tmp_path)
+    assert json.loads((tmp_path / FIDELITY).read_text())["largest_error"] < 1e-3
 
 
 def test_options_are_an_items_own_and_answers_may_have_torchserves_form(archive: Path, oracle: dict[str, Any]) -> None:
