@@ -132,10 +132,10 @@ def test_connections_are_spread_evenly_and_a_killed_process_is_replaced(
     serve: Callable[..., Host], tmp_path: Path
 ) -> None:
     host = serve()
-    for count in (lambda: spread(host, 64), lambda: [16 * each for each in spread_grpc(host, 4)]):
+    for count, connections in ((spread, 64), (spread_grpc, 4)):
         with ExitStack() as stack:
             hold_evenly(host, stack)
-            assert count() == [32, 32]
+            assert count(host, connections) == [connections / 2] * 2
     with load(host, 8) as (answers, failures):
         until(lambda: len(answers) == 2)
         killed, before = next(iter(answers)), counted(host)
