@@ -48,7 +48,7 @@ def test_load_on_torchserve_measures_throughput_batches_and_right_answers(
     run = json.loads(out.read_text())
     (one, eight), batch_size = run["steps"], run["registration"]["batchSize"]
     for step in (one, eight):
-        # On a machine that stalls the generator is late, too, and says so.
+        # On a machine that stalls, the generator is late, too, and reports it.
         assert step["is_valid"] or step["invalid_reason"].startswith("the generator fell behind"), step
         assert (step["status"], step["answers"]) == ({"200": step["requests"]}, {"right": step["requests"]})
         assert step["server_ms"].keys() >= {"decode", "wait", "forward", "encode"}
