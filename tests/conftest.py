@@ -27,7 +27,7 @@ hypothesis.settings.load_profile("house")
 
 TESTS = Path(__file__).parent
 # Seconds of a test, where it states no other: a server's first test has the start of the server and its archives in it.
-TIMEOUTS_S = {TESTS / "e2e": 300, TESTS / "nightly": 900}
+TIMEOUTS_S = {TESTS / "nightly": 900}
 
 
 # Folders whose tests all have the mark `builds`: each starts an Envoy.

@@ -36,7 +36,7 @@ class Site(Machine):
     def python(self, *words: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [sys.executable, "-m", *self.serve(*words)],
-            cwd=ROOT, capture_output=True, text=True, check=False, timeout=READY_S,
+            cwd=ROOT, capture_output=True, text=True, check=False, timeout=2 * READY_S,
         )  # fmt: skip
 
     def serve(self, *command: str) -> list[str]:
