@@ -98,7 +98,8 @@ def _embed(task: Any, source: Path, samples: Sequence[Payload], *, trust_remote_
         encode = getattr(model, f"encode_{kind}" if kind else "encode")
         found = encode([str(each.value)], show_progress_bar=False, **form)[0]
         parts = [found["token_embeddings"]] if isinstance(found, dict) else [found]
-        yield [np.asarray(part) for part in ([found["sentence_embedding"], *parts] if has_states else parts)]
+        whole = [each for name, each in found.items() if name.endswith("_embedding")] if has_states else []
+        yield [np.asarray(part) for part in (*whole, *parts)]
 
 
 def _rank(task: Any, source: Path, samples: Sequence[Payload], *, trust_remote_code: bool) -> Iterator[list[Any]]:
