@@ -41,7 +41,8 @@ def stage(model: ModelEntry, origin: Source, engine: Engine, folder: Path) -> No
         if network := read_head(model.handler).network:
             getattr(token_networks, network)(source)  # rejects other modules, for PyTorch as well
         if engine != "torch":
-            encoder = load_encoder(read_head(model.handler), source, trust_remote_code=config.trust_remote_code)
+            head = read_head(model.handler).under(config)
+            encoder = load_encoder(head, source, trust_remote_code=config.trust_remote_code)
             openvino.save_model(export(encoder), folder / GRAPH, compress_to_fp16=False)
         pack(source, folder, with_weights=engine != "openvino")
         if engine != "torch" and not config.trust_remote_code:  # a worker on PyTorch imports transformers anyway

@@ -8,7 +8,7 @@ import re
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -87,6 +87,7 @@ class Embeddings(Answer):
     dtype: str = "float"  # one of quantization.DTYPES
     ranges: Any = None  # of int8 and uint8
     is_scaled: bool = False  # to unit length
+    is_late: bool = False  # whether the items are texts with a vector for each chunk
     items = ("text", "image")
     key = "input"
 
@@ -101,6 +102,8 @@ class Embeddings(Answer):
         return vectors
 
     def document(self, results: Sequence[object]) -> Any:
+        if self.is_late:
+            results = [each["embedding"] for chunks in results for each in cast(Sequence[Any], chunks)]
         vectors = quantize(self.vectors(results), self.dtype, self.ranges)
         written = encode_base64(vectors) if self.is_base64 else list(vectors)
         if self.aliases.get("input") == "inputs":

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from handlers.errors import ItemError, WrongOutput
+from handlers.errors import InvalidOption, ItemError, WrongOutput
 from handlers.protocol.metadata import TensorMetadata
 from handlers.protocol.responses import encode
 from handlers.protocol.tensors import datatype_of, to_bfloat16
@@ -59,10 +59,13 @@ def documents() -> OutputTensors:
 
 def vectors(name: str, size: int = -1) -> OutputTensors:
     """Stack results that are vectors: FP32 (B, D); `size` is D, or -1 if it is unknown."""
-    return OutputTensors(
-        [TensorMetadata(name, "FP32", (-1, size))],
-        lambda results: {name: _finite(name, np.stack(results).astype(np.float32, copy=False))},
-    )
+
+    def arrays(results: Sequence[Any]) -> Arrays:
+        if any(isinstance(each, list) for each in results):
+            raise InvalidOption("late_chunking: has no tensors; send it as JSON to /predictions or /v1/embeddings.")
+        return {name: _finite(name, np.stack(results).astype(np.float32, copy=False))}
+
+    return OutputTensors([TensorMetadata(name, "FP32", (-1, size))], arrays)
 
 
 def columns(dtypes: Mapping[str, Any]) -> OutputTensors:

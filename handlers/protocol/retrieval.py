@@ -53,7 +53,7 @@ ALIASES: Mapping[str, Mapping[str, str]] = {
 JINA_TYPES = ("embedding_type", "encoding_type")
 # The only accepted value of fields that change an answer, besides `Hooks.only_values`. A document has one text.
 ONLY_VALUES: Mapping[str, Mapping[str, Any]] = {
-    "embeddings": {"late_chunking": False},
+    "embeddings": {},
     "rerank": {"rank_fields": ["text"]},
     "sparse": {},
     "pooling": {},
@@ -144,12 +144,32 @@ def _embeddings(sent: dict[str, Any], shape: Shape, aliases: Mapping[str, str], 
     if shape.ranges is None and {"int8", "uint8"} & {dtype, *(asked.types if asked else ())}:
         name = "embedding_types" if asked else "output_dtype"
         raise InvalidOption(f"{name}: int8 and uint8 need ranges (setting int8_ranges), which this archive lacks.")
+    is_late = sent.get("late_chunking") is True and asked is None
+    if is_late and "spans" not in sent:
+        sent |= _join_chunks(_required(sent, "input"), shape.max_request_items)
+    elif sent.get("late_chunking") is False:
+        del sent["late_chunking"]
     payloads, is_list = _texts(sent, shape)
     if asked is not None:
         own = cohere.CohereEmbeddings(shape.model.name, aliases=aliases, ranges=shape.ranges, asked=asked)
         return Request(payloads, own)
     form = Embeddings(shape.model.name, is_list, aliases=aliases, is_base64=encoding == "base64", is_scaled=is_scaled)
+    form = replace(form, is_late=is_late)
     return Request(payloads, replace(form, dtype=dtype, ranges=shape.ranges))
+
+
+def _join_chunks(given: object, most: int) -> dict[str, Any]:
+    """Make one text of a list of chunks, spaced if they are not, and their spans, as Jina's API reads `input`."""
+    chunks = given if isinstance(given, list) else [given]
+    _check_number("input", chunks, most)
+    text, spans = "", []
+    for at, chunk in enumerate(chunks):
+        if not isinstance(chunk, str) or not chunk.strip():
+            raise InvalidBody(f"input[{at}]: must be a string with a word, for late_chunking.")
+        text += " " if text and not (text[-1].isspace() or chunk[0].isspace()) else ""
+        spans.append([len(text), len(text) + len(chunk)])
+        text += chunk
+    return {"input": text, "spans": spans}
 
 
 # A hybrid model's options by API: only the part that its response has.

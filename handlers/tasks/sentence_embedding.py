@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -16,9 +17,10 @@ from handlers.protocol.output_tensors import vectors
 from handlers.protocol.quantization import read_ranges
 from handlers.protocol.requests import Payload
 from handlers.text.config import SentenceEmbeddingConfig, SentenceEmbeddingOptions
-from handlers.text.encoders import Head
+from handlers.text.encoders import STATES, Head
 from handlers.text.handler import TextHandler
 from handlers.text.inputs import Text, add_tokens
+from handlers.text.late_chunks import Chunked, find_tokens, pool_chunks, read_chunks
 from handlers.text.sentence_files import Dimensions, Prompts, read_token_ids, scale_to_unit
 from handlers.text.sentence_modules import check_mean, find_vector_size, has_unit_length, transformer_settings
 from handlers.text.windows import SHARED_TOKENS, Windowed, split_behind
@@ -44,10 +46,12 @@ class SentenceEmbeddingHandler(TextHandler[SentenceEmbeddingConfig, Sentence]):
         if transformer_settings(self.checkpoint_dir).get("do_lower_case"):
             backend = self.tokenizer.backend_tokenizer
             backend.normalizer = normalizers.Sequence([normalizers.Lowercase(), *filter(None, [backend.normalizer])])
-        if self.config.long_text is not None:
-            check_mean(self.checkpoint_dir)
-            if not self.tokenizer.is_fast:
-                raise InvalidConfig("long_text: needs tokenizer.json, which the archive lacks")
+        for setting in ("long_text", "has_late_chunking"):
+            if value := getattr(self.config, setting):
+                check_mean(self.checkpoint_dir, f"{setting}: {str(value).lower()}")
+                if not self.tokenizer.is_fast:
+                    raise InvalidConfig(f"{setting}: needs tokenizer.json, which the archive lacks")
+        self.needs_places = self.config.has_late_chunking
         self.prompts = Prompts.read(self.checkpoint_dir)
         self.dimensions = Dimensions.read(self.checkpoint_dir, size, is_any=self.config.is_matryoshka)
         self.has_unit_length = has_unit_length(self.checkpoint_dir)
@@ -63,11 +67,16 @@ class SentenceEmbeddingHandler(TextHandler[SentenceEmbeddingConfig, Sentence]):
             return self._from_ids(ids, payload.options)
         sentence = super().decode(payload)
         options = sentence.options
-        return replace(sentence, text=self.prompts.find(options.prompt_name, options.input_type) + sentence.text)
+        prompt = self.prompts.find(options.prompt_name, options.input_type)
+        return (
+            read_chunks(sentence, prompt) if options.late_chunking else replace(sentence, text=prompt + sentence.text)
+        )
 
     def _from_ids(self, ids: list[int], options: SentenceEmbeddingOptions) -> Sentence:
         """Accept the model's own token ids unchanged, special ones included."""
         self.check(options)
+        if options.late_chunking:
+            raise InvalidBody("text: late_chunking needs a text; token ids have no characters.")
         if self.config.token_ids is None:
             raise InvalidBody(f"text: token ids are not accepted (setting token_ids); send texts. {LANGCHAIN}")
         if min(ids) < 0 or max(ids) >= self.model_config.vocab_size:
@@ -79,6 +88,12 @@ class SentenceEmbeddingHandler(TextHandler[SentenceEmbeddingConfig, Sentence]):
         return Text("", options, ids=ids)
 
     def check(self, options: Any) -> None:
+        if options.late_chunking and not self.config.has_late_chunking:
+            raise InvalidOption(
+                "late_chunking: must be false; the archive was built without it (setting has_late_chunking)."
+            )
+        if options.spans is not None and not options.late_chunking:
+            raise InvalidOption("spans: needs late_chunking: true.")
         self.dimensions.check(options.dimensions)
         if options.normalize is False and (options.dimensions or self.has_unit_length):
             raise InvalidOption("normalize: must be true; this model, or `dimensions`, scales vectors to unit length.")
@@ -91,6 +106,8 @@ class SentenceEmbeddingHandler(TextHandler[SentenceEmbeddingConfig, Sentence]):
 
     def fit(self, item: Sentence, ids: Sequence[int], type_ids: Sequence[int], encoding: Any) -> Sentence | ItemError:
         """Divide a long text into windows, each with the prompt in front, if the settings allow it."""
+        if isinstance(item, Chunked):
+            return find_tokens(item, encoding, self.max_length)
         is_whole = len(ids) <= self.limit(item.options) or self.cut_side(item.options) is not None
         if self.config.long_text is None or is_whole:
             return super().fit(item, ids, type_ids, encoding)
@@ -125,8 +142,26 @@ class SentenceEmbeddingHandler(TextHandler[SentenceEmbeddingConfig, Sentence]):
 
     def split(self, outputs: Outputs, items: Sequence[Sentence]) -> Sequence[Any]:
         """Return each item's row of `embeddings`, (B, D) float32."""
-        vectors = self.dimensions.cut(
-            self._join(outputs["embeddings"], items), [item.options.dimensions for item in items]
-        )
+        found = self._finish(self._join(outputs["embeddings"], items), items)
+        rows = accumulate((len(getattr(item, "windows", [item])) for item in items), initial=0)
+        for at, (row, item) in enumerate(zip(rows, items, strict=False)):
+            if isinstance(item, Chunked):
+                found[at] = self._chunks(outputs[STATES][row], item)
+        return found
+
+    def _finish(self, vectors: Any, items: Sequence[Sentence]) -> list[Any]:
+        """Cut and scale vectors, (B, D), as their clients ask."""
+        cut = self.dimensions.cut(vectors, [item.options.dimensions for item in items])
         asked = [item.options.normalize for item in items]
-        return [scale_to_unit(each) if is_asked else each for each, is_asked in zip(vectors, asked, strict=True)]
+        return [scale_to_unit(each) if is_asked else each for each, is_asked in zip(cut, asked, strict=True)]
+
+    def _chunks(self, states: Any, item: Chunked[Any]) -> list[dict[str, Any]]:
+        """Return the vector and the characters of each chunk."""
+        means = pool_chunks(states, item)
+        if self.has_unit_length:
+            means = np.stack([*map(scale_to_unit, means)])
+        vectors = self._finish(means, [item] * len(means))
+        return [
+            {"start": start, "end": stop, "embedding": each}
+            for (start, stop), each in zip(item.spans, vectors, strict=True)
+        ]

@@ -19,6 +19,8 @@ Stride = Annotated[int, Field(ge=0)]
 _Bound = float | Annotated[tuple[float, ...], Strict(False)]
 Bounds = Annotated[tuple[_Bound, _Bound], Strict(False)]
 
+Spans = Annotated[tuple[Annotated[tuple[int, int], Strict(False)], ...], Strict(False)]
+
 # How token classification groups tokens, by the names of transformers' pipeline.
 Aggregation = Literal["none", "simple", "first", "average", "max"]
 
@@ -102,6 +104,7 @@ class SentenceEmbeddingConfig(EmbeddingConfig):
         "None to reject it.",
     )
     max_windows: Count = doc(32, "Maximum windows of a long text.")
+    has_late_chunking: bool = doc(False, "Whether requests may have `late_chunking`.")
 
 
 @dataclass(frozen=True, kw_only=True, config=SETTINGS)
@@ -116,6 +119,8 @@ class SentenceEmbeddingOptions(TruncationOptions):
     )
     prompt_name: str | None = doc(None, "The name of one of the model's prompts, which is put in front of the text.")
     normalize: bool | None = doc(None, "Whether to scale the vector to unit length; null for the model's own choice.")
+    late_chunking: bool = doc(False, "Whether to return a vector for each chunk, of one run of the text.")
+    spans: Spans | None = doc(None, "Each chunk's first character, and the one behind its last; null for sentences.")
 
 
 @dataclass(frozen=True, kw_only=True, config=SETTINGS)

@@ -58,6 +58,11 @@ def split_text(text: str, language: str = DEFAULT_LANGUAGE) -> Document:
     return Document(tuple(sentences), (*between, text[end:]))
 
 
+def find_sentences(text: str) -> list[tuple[int, int]]:
+    """Return the index of each sentence's first character, and the index behind its last; all of a text without one."""
+    return [*_find_sentences(text, DEFAULT_LANGUAGE)] or [(0, len(text))]
+
+
 def _find_sentences(text: str, language: str) -> Iterator[tuple[int, int]]:
     """Yield the index of each sentence's first character, and the index behind its last."""
     offset = 0

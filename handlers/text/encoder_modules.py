@@ -12,10 +12,18 @@ import torch
 from handlers.checkpoints import load_strictly, load_tokenizer
 from handlers.errors import InvalidConfig
 from handlers.text import token_networks
-from handlers.text.encoders import ENCODER_DECODERS, INPUT_NAMES, SEGMENTS, UNCERTAIN_SEGMENTS, Head, takes_segments
+from handlers.text.encoders import (
+    ENCODER_DECODERS,
+    INPUT_NAMES,
+    SEGMENTS,
+    STATES,
+    UNCERTAIN_SEGMENTS,
+    Head,
+    takes_segments,
+)
 from handlers.text.sentence_files import read_json
 from handlers.text.sentence_modules import read_answer_ids
-from handlers.text.sentence_network import SentenceModules
+from handlers.text.sentence_network import PooledAndStates, SentenceModules
 
 
 class Encoder(torch.nn.Module):
@@ -97,7 +105,8 @@ def load_encoder(head: Head, folder: Path, *, trust_remote_code: bool = False) -
     options = {"dtype": torch.float32, "trust_remote_code": trust_remote_code}
     is_encoder_only = head.is_pooled and read_json(folder / "config.json").get("model_type") in ENCODER_DECODERS
     auto_class = "AutoModelForTextEncoding" if is_encoder_only else head.auto_class
-    pooling: Any = SentenceModules(folder) if head.is_pooled else None
+    kind = PooledAndStates if STATES in head.outputs else SentenceModules
+    pooling: Any = kind(folder) if head.is_pooled else None
     if head.network:
         pooling = getattr(token_networks, head.network)(folder)
         auto_class = pooling.auto_class

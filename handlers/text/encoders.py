@@ -5,7 +5,7 @@ worker:  prepared.json -> read_tokenizer -> FastTokenizer and configuration, wit
 """
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,6 +22,7 @@ from handlers.text.sentence_modules import transformer_settings
 
 SEGMENTS = "token_type_ids"
 INPUT_NAMES = ("input_ids", "attention_mask", SEGMENTS)
+STATES = "states"  # the output with the states of a text's tokens, (B, T, D)
 FIRST_WITHOUT = 5  # the version of transformers that changed the default inputs of a tokenizer
 # Models whose position table is longer than the model can use, by `model_type`.
 ROBERTA_LIKE = frozenset(
@@ -52,6 +53,10 @@ class Head:
     is_paired: bool = False  # whether every input is two texts
     network: str = ""  # the function of handlers.text.token_networks that makes the modules after the transformer
     owner: str = ""  # the class of sentence-transformers that answers its texts
+
+    def under(self, config: object) -> "Head":
+        """Return the head under a task's settings: with `has_late_chunking` the states of tokens are an output, too."""
+        return replace(self, outputs=(*self.outputs, STATES)) if getattr(config, "has_late_chunking", False) else self
 
 
 def takes_segments(tokenizer: Any, config: Any, folder: Path) -> bool | None:

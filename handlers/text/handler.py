@@ -39,13 +39,13 @@ class TextHandler(BatchHandler[Config, Item], Generic[Config, Item]):
     config_class: ClassVar[Any] = TextConfig
     inputs: Inputs = TEXTS
 
-    head: ClassVar[Head]  # the task's use of the encoder
+    head: Head  # the task's use of the encoder
     options_class: ClassVar[Any]  # of one item; a dataclass of handlers.text.config
-    needs_places: ClassVar[bool] = False  # whether answers are places in the text, which only a fast tokenizer knows
+    needs_places: bool = False  # whether answers are places in the text, which only a fast tokenizer knows
 
     def load(self) -> Engine:
         config = self.config
-        is_trusted = config.trust_remote_code
+        is_trusted, self.head = config.trust_remote_code, self.head.under(config)
         self.tokenizer, self.model_config = read_tokenizer(self.checkpoint_dir, trust_remote_code=is_trusted)
         if self.needs_places and not self.tokenizer.is_fast:
             raise InvalidConfig(

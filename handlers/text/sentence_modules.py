@@ -189,13 +189,13 @@ def find_vector_size(folder: Path, size: int) -> int:
     return min(size, read_json(folder / SENTENCE_CONFIG).get("truncate_dim") or size)
 
 
-def check_mean(folder: Path) -> None:
-    """Raise InvalidConfig unless a model's vectors are means of its tokens' states, maybe normalised."""
+def check_mean(folder: Path, setting: str) -> None:
+    """Raise InvalidConfig for a setting unless a model's vectors are means of its tokens' states, maybe normalised."""
     pooling, *others = read_modules(folder)
     kinds = {module.kind for module in others} - {"Normalize", "Dropout"}
     if [*pooling.modes] != ["mean"] or kinds:
         found = ", ".join([*pooling.modes, *sorted(kinds)])
-        raise InvalidConfig(f"long_text: mean needs a model that pools by mean alone; this one has {found}")
+        raise InvalidConfig(f"{setting} needs a model that pools by mean alone; this one has {found}")
 
 
 def has_unit_length(folder: Path) -> bool:

@@ -83,6 +83,20 @@ class SentenceModules(torch.nn.Module):
         return vectors[:, : self.most]
 
 
+class PooledAndStates(torch.nn.Module):
+    """The vector of a text, and the states of its tokens."""
+
+    reads = SentenceModules.reads
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.pooling = SentenceModules(folder)
+
+    def forward(self, states: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return (B, E) and (B, T, D), both float32."""
+        return self.pooling(states, mask), states.float()
+
+
 def load_module(module: SentenceModule) -> torch.nn.Module:
     if module.kind in ("Normalize", "Dropout"):
         return Normalize() if module.kind == "Normalize" else torch.nn.Identity()

@@ -20,7 +20,7 @@ from handlers.checkpoints import load_tokenizer
 from handlers.errors import InvalidConfig, reason
 from handlers.protocol.requests import Payload
 from handlers.text.encoder_modules import Encoder
-from handlers.text.encoders import SEGMENTS
+from handlers.text.encoders import SEGMENTS, STATES
 from handlers.text.sentence_files import read_json
 from handlers.text.token_networks import Heads
 
@@ -91,12 +91,15 @@ def _load(kind: str, source: Path, *, trust_remote_code: bool) -> Any:
 def _embed(task: Any, source: Path, samples: Sequence[Payload], *, trust_remote_code: bool) -> Iterator[list[Any]]:
     owner = task.head.owner
     model = _load(owner, source, trust_remote_code=trust_remote_code)
-    form = FORMS.get(owner, {})
+    has_states = STATES in task.head.outputs
+    form = {"output_value": None} if has_states else FORMS.get(owner, {})
     for each in samples:
         kind = each.options.get("input_type")
         encode = getattr(model, f"encode_{kind}" if kind else "encode")
         found = encode([str(each.value)], show_progress_bar=False, **form)[0]
-        yield [np.asarray(found["token_embeddings"] if isinstance(found, dict) else found)]
+        parts = [found["token_embeddings"]] if isinstance(found, dict) else [found]
+        whole = [each for name, each in found.items() if name.endswith("_embedding")] if has_states else []
+        yield [np.asarray(part) for part in (*whole, *parts)]
 
 
 def _rank(task: Any, source: Path, samples: Sequence[Payload], *, trust_remote_code: bool) -> Iterator[list[Any]]:

@@ -271,7 +271,7 @@ BAD: dict[str, list[tuple[Any, int, str | None, str]]] = {
         ({"input": ["x", "x"], "dimensions": 5}, 400, "dimensions", "dimensions: must be one of 4, 8"),
         ({"input": "x", "encoding_format": "x"}, 400, "encoding_format", "encoding_format: must be"),
         ({"input": ["x"] * 10_000}, 413, "input", "input: 10000 items; max_request_items is 2048"),
-        ({"input": "x", "late_chunking": 0}, 400, "late_chunking", "late_chunking: must be false"),
+        ({"input": "x", "late_chunking": True}, 400, "late_chunking", "late_chunking: must be false; the archive"),
         ({"input": {"image": "x"}}, 400, "input", 'input: must be a string or {"text": ...}'),
         ({"input": "x", "normalized": True}, 400, "normalized", "normalized: Unexpected"), (b"", 400, None, "empty"),
         ({"input": "x", "modality": "image"}, 400, "modality", "modality: must be text"),
