@@ -45,6 +45,8 @@ def start(options: argparse.Namespace, settings: GatewaySettings) -> None:
         if config != options.config:
             raise GatewayFailed(f"already running with {shorten(config)} (pid {pid}); to stop it: {STOP}")
         if ports == settings.ports:
+            # A start that was killed may have started it a moment ago.
+            wait_until(lambda: all(is_listening(*each) for each in addresses), START_S)
             print(f"gateway: already running, process {pid}; to stop it: {STOP}")
             print_addresses(settings)
             check(options, settings)

@@ -29,6 +29,13 @@ class Route(NamedTuple):
     body: str = ""  # the request's form
 
 
+# The end of a path below a model or a version -> its summary and part.
+QUESTIONS = (
+    ("", "Inputs and outputs", ""),
+    ("/ready", "Readiness", ""),
+    ("/config", "Triton's configuration", ""),
+    ("/stats", "Triton's statistics", "statistics"),
+)
 ROUTES = (
     Route("get", "/ping", "Readiness, as SageMaker asks for it"),
     Route("get", "/v2/health/live", "Liveness"),
@@ -49,14 +56,11 @@ ROUTES = (
     Route("post", "/v2/models/{model}/infer", "Predict, by the Open Inference Protocol", body="tensors"),
     Route("post", "/v2/models/{model}/versions/{version}/infer", "Predict by a version, with tensors", body="tensors"),
     Route("get", "/v1/models/{model}", "OpenAI's description of the model"),
-    Route("get", "/v2/models/{model}", "Inputs and outputs of the model"),
-    Route("get", "/v2/models/{model}/versions/{version}", "Inputs and outputs of a version"),
-    Route("get", "/v2/models/{model}/ready", "Readiness of the model"),
-    Route("get", "/v2/models/{model}/versions/{version}/ready", "Readiness of a version"),
-    Route("get", "/v2/models/{model}/config", "Triton's configuration of the model"),
-    Route("get", "/v2/models/{model}/versions/{version}/config", "Triton's configuration of a version"),
-    Route("get", "/v2/models/{model}/stats", "Triton's statistics of the model", "statistics"),
-    Route("get", "/v2/models/{model}/versions/{version}/stats", "Triton's statistics of a version", "statistics"),
+    *(
+        Route("get", f"/v2/models/{{model}}{version}{end}", words, part)
+        for version in ("", "/versions/{version}")
+        for end, words, part in QUESTIONS
+    ),
     Route("post", "/invocations", "Predict, as SageMaker does", body="invocations"),
     *(Route("post", path, f"An embedding server's API ({api})", body=path) for path, api in wire.APIS.items()),
     Route("post", "/v2/repository/index", "States of the models", "repository", body="any"),
@@ -82,18 +86,10 @@ FIELDS: Mapping[str, tuple[Json, int]] = {
     "/rerank": ({"query": TEXT, "texts": TEXTS, "raw_scores": FLAG, "return_text": FLAG}, 2),
     **dict.fromkeys(("/v1/embed", "/v2/embed"), _COHERE),
 }
-ERROR: Json = {
-    "description": "An error",
-    "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}},
-}
+ERROR: Json = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
 # TorchServe's form, or the Open Inference Protocol's and OpenAI's.
 _ERRORS: Json = {"code": {"type": "integer"}, "type": TEXT, "message": TEXT, "error": {"type": ["string", "object"]}}
 _SHAPE: Json = {"type": "array", "items": {"type": "integer"}}
-TENSOR: Json = {
-    "type": "object",
-    "required": ["name", "shape", "datatype"],
-    "properties": {"name": TEXT, "shape": _SHAPE, "datatype": TEXT, "data": {}},
-}
 
 
 def describe(models: Mapping[str, Json], parts: frozenset[str] | set[str], preferred: Sequence[str] = ()) -> Json:
@@ -105,7 +101,7 @@ def describe(models: Mapping[str, Json], parts: frozenset[str] | set[str], prefe
         if route.part in parts:
             for path, operation in _operations(route, models, preferred):
                 paths.setdefault(path, {})[route.method] = operation
-    components = {"schemas": {"Error": {"type": "object", "properties": _ERRORS}, "Tensor": TENSOR}}
+    components = {"schemas": {"Error": {"type": "object", "properties": _ERRORS}}}
     info = {"title": NAME, "version": describe_server()["version"]}
     return {"openapi": "3.1.0", "info": info, "paths": paths, "components": components}
 
@@ -141,7 +137,10 @@ def _parameter(name: str, place: str, values: Sequence[str]) -> Json:
 def _operation(route: Route, content: Json, parameters: Sequence[Json] = ()) -> Json:
     body = {"requestBody": {"required": route.body != "any", "content": content}} if content else {}
     kind = "text/plain" if route.path == "/metrics" else "application/json"
-    responses = {"200": {"description": "The response", "content": {kind: {}}}, "default": ERROR}
+    responses = {
+        "200": {"description": "The response", "content": {kind: {}}},
+        "default": {"description": "An error", "content": ERROR},
+    }
     return {"summary": route.summary, "parameters": [*parameters], **body, "responses": responses}
 
 
@@ -159,17 +158,13 @@ def _body(form: str, model: Json) -> Json:
     options = {name: _option(schema) for name, schema in model["options"].items()}
     own = {key: each for key, each in item.items() if key != "example"}
     own["properties"] = {**item["properties"], **options}
-    several = {
-        "type": "object",
-        "required": ["instances"],
-        "properties": {"instances": {"type": "array", "items": own}},
-    }
+    listed = {"instances": {"type": "array", "items": own}}
+    several = {"type": "object", "required": ["instances"], "properties": listed}
     if form == "instances":
         return {"application/json": {"schema": several, **_shown(example and {"instances": [example]})}}
     text = example["text"] if example and [*example] == ["text"] else None
-    content = {
-        media: {"schema": TEXT, **_shown(text)} if media.startswith("text/") else {} for media in model["accepts"]
-    }
+    words = {"schema": TEXT, **_shown(text)}
+    content = {media: words if media.startswith("text/") else {} for media in model["accepts"]}
     return {**content, "application/json": {"schema": {"anyOf": [own, several]}, **_shown(example)}}
 
 
@@ -201,8 +196,8 @@ def _api(path: str, models: Mapping[str, Json], *, is_optional: bool) -> Json:
 def _tensors(model: Json) -> Json:
     """Return the content of an inference with tensors."""
     names = [each["name"] for each in model.get("inputs", ())]
-    named = {"properties": {"name": {"enum": names}}} if names else {}
-    tensor = {"allOf": [{"$ref": "#/components/schemas/Tensor"}, named]}
+    named = {"name": {"enum": names} if names else TEXT, "shape": _SHAPE, "datatype": TEXT, "data": {}}
+    tensor = {"type": "object", "required": ["name", "shape", "datatype"], "properties": named}
     fields = {"id": TEXT, "inputs": {"type": "array", "items": tensor}, "outputs": {"type": "array"}}
     schema = {"type": "object", "required": ["inputs"], "properties": {**fields, "parameters": {"type": "object"}}}
     item = model.get("item") or {}

@@ -17,6 +17,7 @@ from unittest.mock import Mock
 
 import psutil
 import pytest
+import requests
 
 from deploy.gateway import __main__ as gateway
 from deploy.gateway import drain, supervisor
@@ -27,6 +28,7 @@ from deploy.models import ROOT
 from deploy.nodes.run.errors import ServerError
 from deploy.nodes.run.machine import LocalNode
 from deploy.nodes.run.server import Server as TorchServe
+from load.sandbox import GATEWAY_PORTS, Sandbox, free_ports
 from tests.client.script import Server, Step, ok
 from tests.tables import table
 from tests.waiting import until
@@ -363,3 +365,34 @@ def test_drained_node_is_stopped_unless_something_else_does_so(
         drain.drain(argparse.Namespace(gateway_config=Path(), **options))
     assert (fleet.steps, mark.exists()) == (steps, "undo" not in given)
     assert set(fleet.waits_s) <= {given.get("timeout", GatewaySettings().limits.response_s)}
+
+
+# Is killed when it has started the gateway's process; before that it changes nothing.
+START = """
+import os, signal, sys
+from deploy.gateway import __main__ as gateway
+start_module = gateway.start_module
+
+def start(*arguments):
+    start_module(*arguments)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+gateway.start_module = start
+gateway.main(sys.argv[1:])
+"""
+
+
+@pytest.mark.builds
+def test_gateway_whose_start_is_killed_runs_when_it_is_repeated(tmp_path: Path) -> None:
+    ports = dict(zip(GATEWAY_PORTS, free_ports(len(GATEWAY_PORTS)), strict=True))
+    (tmp_path / "nodes.json").write_text("[]")
+    sandbox = Sandbox(tmp_path, {"ports": ports}, ())
+    files = {"--config": sandbox.config, "--nodes-file": sandbox.nodes_file, "--state-dir": sandbox.state_dir}
+    words = [str(word) for item in files.items() for word in item]
+    try:
+        killed = subprocess.run([sys.executable, "-c", START, "start", *words], cwd=ROOT, check=False)
+        assert killed.returncode == -signal.SIGKILL and sandbox.command("start").returncode == 0
+        assert requests.get(f"{sandbox.http}/v2/health/live", timeout=30).status_code == 200
+        assert requests.get(f"{sandbox.control}/control/nodes", timeout=30).json() == []
+    finally:
+        assert sandbox.command("stop").stdout == "gateway: stopped\n"

@@ -11,6 +11,8 @@ from playwright.sync_api import Browser, expect
 
 from deploy.models import ROOT
 from tests.deploy.gateway.envoy.stand_ins import StandIn
+from tests.deploy.hosts.serve.conftest import number_archive
+from tests.hosts import run_hosts
 from tests.nightly.page.conftest import CAT as LABELS
 from tests.nightly.page.conftest import KEY, MODELS, Visit, visit
 
@@ -308,3 +310,18 @@ def test_markup_of_models_and_clients_stays_text(page: Visit, node: StandIn) -> 
     expect(page.page.locator(".drop strong")).to_contain_text("onerror")
     assert page.page.evaluate("window.hit") is None
     assert page.page.locator("main :is(script, b, img[src=x])").count() == 0
+
+
+def test_one_process_shows_its_models_and_its_api(browser: Browser, tmp_path: Path) -> None:
+    archive = number_archive("double", "def infer(x):\n    return {'y': x * 2}\n", tmp_path)
+    with run_hosts(archive) as (host,), visit(browser, host.url) as page:
+        page.page.wait_for_selector('main h2:text-is("double")')
+        expect(page.page.locator("#fleet")).to_have_text("1 model ready on 1 node")
+        page.fill("JSON", '{"x": 4}')
+        assert json.loads(page.run()) == {"y": 8}
+        page.page.get_by_role("link", name="API").click()
+        operation = page.page.locator("details", has_text="POST /predictions/double Predict").first
+        operation.locator("summary").click()
+        url = f"{host.url}/predictions/double"
+        told = f"""curl -H 'Content-Type: application/json' --data-raw '{{"x":1}}' '{url}'"""
+        expect(operation.locator("pre").first).to_have_text(told)
