@@ -28,9 +28,7 @@ FULL = "no worker (to serve inference|can take the) request|The model's queue is
 LAST = 50  # the number of a request behind a row's: it is answered next, so nothing else was
 GAP_S = 0.005  # seconds between the two packets of a split
 THREADS = 4  # that send splits at once: more of them hold each other up where the machine is busy
-# Connections that are opened in a row. A door ends the longest silent one, which one of the others must not be: between
-# its connection and its request, it waits for this process's threads.
-STEP = 50
+STEP = 50  # connections that are opened between two answers: the longest silent one, which ends, is none of the others
 HOLD_S = 3.0  # seconds for which calls and connections are held open
 OTHER_S = 15.0  # seconds in which others are answered meanwhile; some of them stay below one
 PATIENCE_S = 150.0  # seconds for what a door ends by itself
