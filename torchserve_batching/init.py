@@ -31,7 +31,6 @@ def main(arguments: list[str]) -> int:
         prog="torchserve-batching init",
         description="Write a project: models.yaml, a task with settings and options, its test and a workflow.",
         examples=[
-            "torchserve-batching init demo",
             "torchserve-batching init shop --task TASK --weights model.pt",
             "torchserve-batching init . --with systemd,monitoring",
         ],

@@ -24,7 +24,7 @@ from deploy.models import ROOT
 from load import sandbox
 from tests.hosts import is_ready, start
 from tests.tables import table
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 
@@ -113,6 +113,8 @@ def test_spans_of_gateway_and_process_are_one_chain_from_the_client(archive: Pat
                     service_pb2.ServerLiveRequest().SerializeToString(),
                     metadata=[("traceparent", f"00-{called}-{PARENT}-01")],
                 )
+            host.process.terminate()  # `end` sends a second signal, after which nothing is waited for
+            host.process.wait(PATIENCE_S)
         finally:
             host.end()
         # The last spans are sent before the process ends.
