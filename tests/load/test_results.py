@@ -35,6 +35,9 @@ def opened(*exchanges: Exchange, threshold_ms: float | None = None) -> Summary:
 )
 def test_percentile_of_known_values_is_nearest_rank(values_ms: list[float], percent: float, expected_ms: float) -> None:
     assert Latencies(value / 1e3 for value in values_ms).percentile_ms(percent) == pytest.approx(expected_ms)
+    for values, wrong in ((values_ms, 0), (values_ms, 100.1), ((), percent)):
+        with pytest.raises(ValueError, match=r"^no percentile "):
+            Latencies(values).percentile_ms(wrong)
 
 
 def test_throughput_of_a_closed_loop_is_the_sum_of_its_clients_own_rates() -> None:

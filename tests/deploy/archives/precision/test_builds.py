@@ -324,3 +324,5 @@ def test_folder_without_a_classifier_is_one_line(config: Any, files: Any, words:
         (weights / "config.json").write_text(json.dumps(files))
     archive_sh.write_list("own", "image_classification", config=config)
     assert words in archive_sh.rejected("own", "--weights", str(weights))
+    if config:  # the file of weights names the same checkpoint
+        assert words in archive_sh.rejected("own", "--weights", str(weights / "model.safetensors"))
