@@ -238,8 +238,9 @@ def test_stop_without_a_node_says_so_and_forgets_the_nodes(tmp_path: Path, capsy
     text = relocate_config((ROOT / "config.properties").read_text(), ROOT, make_settings(tmp_path))
     (config := tmp_path / "config.properties").write_text(text)
     write_nodes([], nodes := tmp_path / "a" / "b" / "nodes.json")
+    command.status(Namespace(config=str(config), state_dir=nodes.parent))
     serve.stop(config, nodes.parent)
-    assert (capsys.readouterr().out, nodes.exists()) == ("TorchServe: not running\n", False)
+    assert (capsys.readouterr().out, nodes.exists()) == ("TorchServe: not running\n" * 2, False)
 
 
 @table(("0\n1, x\n 2 \n", 0, ["0", "2"]), ("0\n", 1, []))
