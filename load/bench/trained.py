@@ -152,6 +152,6 @@ def _messages(bench: Bench) -> Iterator[Row]:
     built = archives.build(bench, texts.TRANSLATION, bench.work, weights=str(texts.CHECKPOINT))
     for precision, archive in precisions(built):
         answers = ask(archive, [orjson.dumps({"text": each}) for each in english], "application/json")
-        ours = [each["translation"] if isinstance(each, dict) else each for each in answers]
+        ours = [each["translation_text"] for each in answers]
         what = f"opus-mt-en-fr, {precision}, {len(kept)} messages, chrF"
         yield Row(what, [score(ours).score], "transformers", [score(theirs).score])
