@@ -252,8 +252,8 @@ def test_search_finds_the_highest_load_that_holds(loads: str, tmp_path: Path, ca
         more = ("--concurrency", loads, "-l", "60000", "--percentile", "90")
         assert main(["search", *call(url, tmp_path, *more)]) == 0
     first = capsys.readouterr().out.splitlines()[0]
-    more = "; this is the end of the range, more may be possible" if loads == "3,2" else ""
-    assert first == f"m: highest load with 90 % of requests within 60000 ms: 3 clients{more}"
+    end = "; this is the end of the range, more may be possible" if loads == "3,2" else ""
+    assert first == f"m: highest load with 90 % of requests within 60000 ms: 3 clients{end}"
 
 
 def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:
