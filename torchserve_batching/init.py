@@ -39,7 +39,9 @@ def main(arguments: list[str]) -> int:
     parts = f"also files for production, by commas: {', '.join(PARTS)}; a folder with models.yaml gets only them"
     parser.add_argument("--with", dest="parts", type=_read_parts, default=[], metavar="PART,...", help=parts)
     parser.add_argument("--task", metavar="TASK", help="task of your own model, in place of the example")
-    parser.add_argument("--weights", metavar="PATH|HUB_ID", help="its weights: a file, a folder or a model of the hub")
+    parser.add_argument(
+        "--weights", metavar="PATH|HUB_ID", help="weights of your own model: a file, a folder or a model of the hub"
+    )
     options: argparse.Namespace = parser.parse_args(arguments)
     if (options.task is None) != (options.weights is None):
         parser.error("--task and --weights belong together")

@@ -31,6 +31,6 @@ class OwnModel(NamedTuple):
         name = re.sub(r"[^\w-]+", "-", path.stem if path.is_file() else path.name).strip("-") or self.task
         entry = {name: {"task": self.task, "version": "1.0", "weights": weights}}
         (folder / "models.yaml").write_text(LIST + yaml.safe_dump(entry, sort_keys=False), encoding="utf-8")
-        has_arch = path.is_file() and "arch" in task.settings_class().__dataclass_fields__
+        has_arch = path.is_file() and any(task.replaces)  # by networks of torchvision
         (folder / name).mkdir()
         (folder / name / "model-config.yaml").write_text(CONFIG + (ARCH if has_arch else ""), encoding="utf-8")

@@ -1,11 +1,15 @@
 """A user's folder with models.yaml and models: nothing is looked up beside it that only the examples have."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import transformers
 import yaml
 
+from deploy.models import ROOT
 from tests.package.conftest import run
 from tests.tiny_image_text import SIDE, VISION
 from tests.tiny_models import checkpoint
@@ -105,3 +109,10 @@ def test_project_of_your_own_model_builds_it_and_names_what_is_wrong(tmp_path: P
         assert not (tmp_path / "other").exists()
     assert run("init", "hub", "--task", "reranking", "--weights", "me/mine", cwd=tmp_path).returncode == 0
     assert yaml.safe_load((tmp_path / "hub" / "models.yaml").read_text())["mine"]["weights"] == {"hub": "me/mine"}
+    # The base installs no torch.
+    program = "import sys; from torchserve_batching.init import main; main(sys.argv[1:]); print('torch' in sys.modules)"
+    (tmp_path / "old.mar").write_bytes(b"not read")
+    line = [sys.executable, "-c", program, "old", "--task", "stock", "--weights", "old.mar"]
+    variables = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(line, cwd=tmp_path, env=variables, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "False"

@@ -119,9 +119,13 @@ class Protocol(HttpToolsProtocol):  # type: ignore[misc]
 
     def _make_room(self) -> None:
         """End an idle or the longest silent one of too many; if all run requests, the next that is idle."""
-        excess, most = len(self.connections) - self.limits.connections, self.limits.connections
-        oldest = next(iter(self.idle), None) or next(iter(self.silent), self if excess > most else None)
-        if oldest is not None and excess > 0:
+        most = self.limits.connections
+        if len(self.connections) <= most:
+            return
+        oldest = next(iter(self.idle), None) or next(
+            iter(self.silent), self if len(self.connections) > 2 * most else None
+        )
+        if oldest is not None:
             oldest._forget_silence()
             oldest.transport.abort()
             self.connections.discard(oldest)  # at once, so that one makes room for one
