@@ -103,7 +103,8 @@ gpu: .venv/.installed ## run the tests and benches of a GPU in ten minutes; DRY=
 	@$(BIN)/python -m tests.nightly.gpu_check $(if $(DRY),--dry-run)
 
 soak: .venv/.installed ## send mixed load and kill workers; MINUTES=10 MODE=both SEED=1
-	@$(BIN)/python -m tests.nightly.test_soak --minutes $(or $(MINUTES),10) --mode $(or $(MODE),both) --seed $(or $(SEED),1)
+	@$(BIN)/python -m tests.nightly.test_soak --minutes $(or $(MINUTES),10) --mode $(or $(MODE),both) --seed $(or $(SEED),1) \
+		--share $(or $(SHARE),0.7) --output build/soak.json
 
 resolve = .uv/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate \
 	--custom-compile-command "make lock"

@@ -69,7 +69,7 @@ def write_calibration(work: Path) -> tuple[Path, Path]:
     images.mkdir()
     texts.mkdir()
     for side in SIDES:
-        for number, body in enumerate(samples.photographs(side)):
+        for number, body in enumerate(samples.photographs(side)[:: samples.SHIFTS]):
             (images / f"{side}-{number}.jpg").write_bytes(body)
     for number, text in enumerate(samples.texts()):
         (texts / f"{number}.txt").write_text(text, encoding="utf-8")

@@ -17,6 +17,8 @@ from load.inputs import Inputs
 SIDE = 720  # pixels of a side
 QUALITY = 90  # JPEG quality
 PHOTOGRAPHS = ("resnet-152/cat.jpg", "mobilenet-v2/espresso.jpg")
+# Places of each, a pixel apart: more photographs than clients, since equal ones that wait together run once.
+SHIFTS = 16
 TEXTS = 256  # four lists of 64
 MEAN_WORDS = 32  # one or two sentences
 SIGMA = 0.7  # of the logarithm of the number of words: 1 % of the texts have five times the median
@@ -27,15 +29,16 @@ SENTENCES = ROOT / "examples" / "translation" / "samples.txt"
 
 @cache
 def photographs(side: int = SIDE) -> tuple[bytes, ...]:
-    """Make square JPEGs of the examples' photographs and their mirror images."""
-    bodies = []
+    """Make square JPEGs of the examples' photographs and their mirror images, from several places."""
+    bodies, most = [], side + SHIFTS - 1
     for name in PHOTOGRAPHS:
         with Image.open(ROOT / "examples" / name) as image:
-            square = ImageOps.fit(image.convert("RGB"), (side, side))
+            square = ImageOps.fit(image.convert("RGB"), (most, most))
         for each in (square, ImageOps.mirror(square)):
-            with io.BytesIO() as body:
-                each.save(body, "JPEG", quality=QUALITY)
-                bodies.append(body.getvalue())
+            for shift in range(SHIFTS):
+                with io.BytesIO() as body:
+                    each.crop((shift, shift, shift + side, shift + side)).save(body, "JPEG", quality=QUALITY)
+                    bodies.append(body.getvalue())
     return tuple(bodies)
 
 

@@ -4,7 +4,7 @@
         -> capacity, in closed loops -> Poisson arrivals at 70 % of it, beside clients that leave
         -> the same with `kill -9` of workers -> the last answers -> findings
 
-    python -m tests.nightly.test_soak --minutes 10 --mode both --seed 1
+    python -m tests.nightly.test_soak --minutes 10 --mode both --seed 1 --output soak.json
 
 An answer is right when it is its canary's, which was asked alone before, crossed when it is another canary's, of any
 model, and wrong otherwise. The exit code is 1 when anything was found.
@@ -19,8 +19,8 @@ import signal
 import sys
 import tempfile
 import time
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -61,6 +61,7 @@ QUEUE = 50  # requests that wait while no worker is there; a killed worker's que
 CLIENTS, CAPACITY_S, LOAD, MOST_PER_S = 4, 10.0, 0.7, 60.0
 # Share of the minutes without kills; seconds that a worker is READY before it is killed, and until it counts as lost.
 STEADY, PAUSE_S, LOST_S = 0.4, 5.0, 120.0
+MOST_KILLS = 40  # of a long run: a worker that starts needs a whole processor
 # Seconds until a request counts as unanswered; that a backlog has to drain, and the server to close what was left open.
 TIMEOUT_S, SETTLE_S = 120.0, 10.0
 # Statuses of overload and expiry; those of a worker that died, which only a request in flight may get; and the seconds
@@ -152,8 +153,10 @@ def build(example: str, mode: str, store: Path) -> str:
 class Soak:
     """The phases of one run on a server whose models are ready."""
 
-    def __init__(self, server: Server, subjects: Sequence[Subject], minutes: float, seed: int) -> None:
-        self._server, self._subjects, self._seed = server, subjects, seed
+    def __init__(
+        self, server: Server, subjects: Sequence[Subject], minutes: float, seed: int, share: float = LOAD
+    ) -> None:
+        self._server, self._subjects, self._seed, self._share = server, subjects, seed, share
         self._seconds, self._least_kills = 60 * minutes, min(10, max(2, round(minutes)))
         self._chance = random.Random(seed)
         # Name and process -> time, memory in MB, descriptors and threads, of each look.
@@ -170,12 +173,29 @@ class Soak:
             task.cancel()
         return [*(line for subject in self._subjects for line in subject.lost()), *self._grown()]
 
+    def by_minute(self) -> dict[str, Any]:
+        """Return each minute's p99 in ms and largest memory in MB, by model, and the minutes of the kills."""
+        opens_s = self._steady_s[0] - STEADY * self._seconds / 3
+        latencies, memory = defaultdict[tuple[str, int], list[float]](list), dict[tuple[str, int], float]()
+        for subject in self._subjects:
+            for each in (each for each in subject.recording.exchanges if each.is_good):
+                latencies[subject.name, int((each.due_s - opens_s) // 60)].append(1000 * each.latency_s)
+        for (name, _), looks in self._looks.items():
+            for at_s, memory_mb, *_ in looks:
+                place = name, int((at_s - opens_s) // 60)
+                memory[place] = max(memory.get(place, 0.0), memory_mb)
+        return {
+            "p99_ms": _by_name({place: float(np.percentile(found, 99)) for place, found in latencies.items()}),
+            "memory_mb": _by_name(memory),
+            "kills_min": [round((at_s - opens_s) / 60, 1) for each in self._subjects for at_s, _ in each.kills],
+        }
+
     async def _capacity(self, subject: Subject) -> float:
         attack = Attack(subject.served.target, Inputs(subject.inputs), ClosedLoop(CLIENTS), CAPACITY_S, 3.0)
         return attack.summarise(await attack.generate(Recording())).throughput_per_s
 
     async def _load(self, subject: Subject, capacity_per_s: float) -> None:
-        rate_per_s = min(MOST_PER_S, max(1.0, LOAD * capacity_per_s))
+        rate_per_s = min(MOST_PER_S, max(1.0, self._share * capacity_per_s))
         progress(f"{subject.name}: capacity {capacity_per_s:.0f}/s, load {rate_per_s:.0f}/s")
         inputs, load = Inputs(subject.inputs), OpenLoop(Poisson(rate_per_s, self._seed))
         check = partial(self._verdict, subject)
@@ -190,6 +210,7 @@ class Soak:
 
     async def _phases(self) -> None:
         opens_s, steady_s, kills = time.perf_counter(), STEADY * self._seconds, 0
+        pause_s = max(PAUSE_S, (self._seconds - steady_s) / MOST_KILLS)
         self._steady_s = (opens_s + steady_s / 3, opens_s + steady_s)
         await asyncio.sleep(steady_s)
         while time.perf_counter() < opens_s + self._seconds or kills < self._least_kills:
@@ -198,7 +219,7 @@ class Soak:
             kills += 1
             killed_s, ready_s = await asyncio.to_thread(self._kill, subject)
             progress(f"{subject.name}: its worker was killed, and READY {ready_s - killed_s:.1f} s later")
-            await asyncio.sleep(PAUSE_S)
+            await asyncio.sleep(pause_s)
         await asyncio.sleep(SETTLE_S)
         for subject in self._subjects:
             subject.recording.close()
@@ -262,8 +283,16 @@ class Soak:
                     yield f"{name}: {looks[0][at]} {what} at the start, {looks[-1][at]} at the end"
 
 
-def soaked(minutes: float, mode: str, seed: int) -> list[str]:
-    """Build the models, start a server, soak it, and return what was found."""
+def _by_name(found: Mapping[tuple[str, int], float]) -> dict[str, list[tuple[int, float]]]:
+    names = dict.fromkeys(name for name, _ in found)
+    return {
+        name: [(minute, round(value, 1)) for (other, minute), value in sorted(found.items()) if other == name]
+        for name in names
+    }
+
+
+def soaked(minutes: float, mode: str, seed: int, share: float = LOAD, output: Path | None = None) -> list[str]:
+    """Build the models, start a server, soak it, write `output`, and return what was found."""
     with tempfile.TemporaryDirectory(prefix="soak-", ignore_cleanup_errors=True) as folder:
         names = {build(example, each, Path(folder)): example for example in TOLERANCES for each in MODES[mode]}
         with run_server(Path(folder)) as server:
@@ -274,7 +303,11 @@ def soaked(minutes: float, mode: str, seed: int) -> list[str]:
                 urls = server.settings.inference_url, server.settings.management_url
                 subjects.append(subject := Subject(name, example, Served(name, None, *urls, timeout_s=TIMEOUT_S)))
                 subject.choose(seed)
-            return asyncio.run(Soak(server, subjects, minutes, seed).run())
+            soak = Soak(server, subjects, minutes, seed, share)
+            findings = asyncio.run(soak.run())
+            if output is not None:
+                output.write_text(json.dumps(soak.by_minute()) + "\n", encoding="utf-8")
+            return findings
 
 
 @pytest.mark.timeout(900)  # archives, six workers, a minute of load, kills beyond it
@@ -287,6 +320,8 @@ if __name__ == "__main__":
     parser.add_argument("--minutes", type=float, default=10.0, help="of load, kills included; default: 10")
     parser.add_argument("--mode", choices=MODES, default="both", help="of the models; default: both, side by side")
     parser.add_argument("--seed", type=int, default=1, help="decides on inputs and arrivals; default: 1")
+    parser.add_argument("--share", type=float, default=LOAD, help=f"of each model's own rate; default: {LOAD}")
+    parser.add_argument("--output", type=Path, help="file of each minute's p99 and memory")
     findings = soaked(**vars(parser.parse_args()))
     print("\n".join(findings) or "nothing was lost, crossed, wrong or grown")
     sys.exit(1 if findings else 0)
