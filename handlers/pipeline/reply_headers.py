@@ -6,14 +6,13 @@ from math import ceil
 from handlers.pipeline.jobs import AnySlot, Job, Slot
 from handlers.protocol.metadata import Metadata
 from handlers.protocol.responses import GRPC_HEADERS
-from handlers.protocol.wire import SPACE_HEADER, TOKENS_HEADER
+from handlers.protocol.wire import CACHE_HEADER, SPACE_HEADER, TOKENS_HEADER
 
 VERSION_HEADER = "X-Model-Version"  # header with the model's version, for clients and routers of several versions
 # Header with the milliseconds after which a rejected client may retry: Retry-After, but finer.
 RETRY_AFTER_MS = "Retry-After-Ms"
 # Header of an answer to X-Model-Metadata: a rollout waits for 0 before it removes an adaptive version.
 IN_FLIGHT = "X-In-Flight"
-CACHE_HEADER = "X-Cache"  # "hit" if the cache had the results of all items
 
 
 def headers_of(

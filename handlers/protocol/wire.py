@@ -19,6 +19,7 @@ CLIENT_HEADER = "x-client"  # the name of a key, which the gateway sets and no n
 # Headers of a response. Envoy turns the first two into the status of a gRPC call.
 GRPC_STATUS_HEADER = "X-Grpc-Status"
 GRPC_MESSAGE_HEADER = "X-Grpc-Message"
+CACHE_HEADER = "X-Cache"  # "hit" if the cache had the results of all items
 TOKENS_HEADER = "X-Tokens"  # the tokens of the request's items that did not fail, as `usage` counts them
 # Of the gateway's 429: a key's tokens_per_minute, by OpenAI's name.
 BUDGET_HEADER = "X-RateLimit-Limit-Tokens"

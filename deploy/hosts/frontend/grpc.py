@@ -23,6 +23,7 @@ from handlers.protocol.statuses import INVALID_ARGUMENT, UNIMPLEMENTED, meaning_
 
 # Triton's methods of a repository -> their actions; only one process has them.
 REPOSITORY_METHODS = {"RepositoryIndex": "", "RepositoryModelLoad": "load", "RepositoryModelUnload": "unload"}
+METADATA = (wire.SPACE_HEADER, wire.CACHE_HEADER.lower())  # headers of a response that a call has, too
 CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 
@@ -108,9 +109,8 @@ async def _infer(models: Models, message: bytes, context: Any) -> Response:
 
 
 def _received(answer: Response, context: Any) -> Written:
-    spaces = [value for name, value in answer.headers.items() if name.lower() == wire.SPACE_HEADER]
-    if spaces:
-        context.set_trailing_metadata([(wire.SPACE_HEADER, spaces[0])])
+    named = {name.lower(): value for name, value in answer.headers.items()}
+    context.set_trailing_metadata([(name, named[name]) for name in METADATA if name in named])
     if answer.status == 200:
         return Written(answer.body)
     message = unquote(answer.headers.get(wire.GRPC_MESSAGE_HEADER, "")) or _message_of(answer.body)

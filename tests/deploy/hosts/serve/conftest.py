@@ -26,10 +26,10 @@ def infer(x):
 """
 
 
-def number_archive(name: str, infer: str, folder: Path) -> Path:
+def number_archive(name: str, infer: str, folder: Path, **settings: object) -> Path:
     """Build the archive of a function from a whole number to another one."""
     tensors = {kind: {name: {"datatype": "INT64", "shape": [-1]}} for kind, name in (("inputs", "x"), ("outputs", "y"))}
-    config = yaml.safe_dump({"handler": {"max_batch_items": 1, **tensors}})
+    config = yaml.safe_dump({"handler": {"max_batch_items": 1, **tensors, **settings}})
     (own := folder / name).mkdir()
     for file, text in {"infer.py": infer, "model-config.yaml": config, "sample.json": '{"x": 1}'}.items():
         (own / file).write_text(text)

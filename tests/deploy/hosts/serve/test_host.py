@@ -24,7 +24,8 @@ import requests
 
 from deploy.hosts.serve import __main__ as program
 from deploy.models import ROOT
-from tests.deploy.hosts.serve.conftest import number_archive
+from tests.deploy.hosts.serve.conftest import INFER, number_archive
+from tests.doors.kinds import asking
 from tests.hosts import Host, command, is_ready, run_hosts, start
 from tests.waiting import until
 from torchserve_client.version import VERSION
@@ -75,6 +76,16 @@ def test_garbage_collection_passes_over_what_was_loaded(tmp_path: Path) -> None:
     with run_hosts(number_archive("frozen", code, tmp_path)) as (host,):
         done = requests.post(f"{host.url}/predictions/frozen", json={"x": 1}, timeout=30)
     assert done.text == '{"y":0}'  # more objects are frozen than not
+
+
+def test_cached_response_says_so_by_http_and_by_grpc(tmp_path: Path) -> None:
+    with run_hosts(number_archive("double", INFER, tmp_path, cache_mib=1)) as (host,):
+        url = f"{host.url}/predictions/double"
+        sent = [requests.post(url, json={"x": 2}, timeout=30).headers.get("X-Cache") for _ in range(2)]
+        with grpc.insecure_channel(host.grpc) as channel:
+            infer = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+            called = [dict(infer.with_call(asking(3))[1].trailing_metadata()).get("x-cache") for _ in range(2)]
+    assert sent == called == [None, "hit"]
 
 
 def test_client_that_reads_nothing_is_closed(served: Host) -> None:
