@@ -73,9 +73,10 @@ TEXTS: Json = {"type": "array", "items": TEXT}
 COUNT: Json = {"type": "integer", "minimum": 1}
 FLAG: Json = {"type": "boolean"}
 ENCODED: Json = {"enum": ["float", "base64"]}
-EITHER: Json = {"oneOf": [TEXT, {"type": "array"}]}
+ANY: Json = {"type": "array", "items": {}}  # generators of clients need the items
+EITHER: Json = {"oneOf": [TEXT, ANY]}
 # The fields of each API's request, the required ones first, with their number.
-_RERANK: tuple[Json, int] = {"query": TEXT, "documents": {"type": "array"}, "top_n": COUNT, "return_documents": FLAG}, 2
+_RERANK: tuple[Json, int] = {"query": TEXT, "documents": ANY, "top_n": COUNT, "return_documents": FLAG}, 2
 _COHERE: tuple[Json, int] = {"texts": TEXTS, "input_type": TEXT, "truncate": {"enum": ["NONE", "START", "END"]}}, 1
 FIELDS: Mapping[str, tuple[Json, int]] = {
     "/v1/embeddings": ({"input": EITHER, "encoding_format": ENCODED, "dimensions": COUNT, "output_dtype": TEXT}, 1),
@@ -136,11 +137,10 @@ def _parameter(name: str, place: str, values: Sequence[str]) -> Json:
 
 def _operation(route: Route, content: Json, parameters: Sequence[Json] = ()) -> Json:
     body = {"requestBody": {"required": route.body != "any", "content": content}} if content else {}
-    kind = "text/plain" if route.path == "/metrics" else "application/json"
-    responses = {
-        "200": {"description": "The response", "content": {kind: {}}},
-        "default": {"description": "An error", "content": ERROR},
-    }
+    responses: dict[str, Json] = {"200": {"description": "The response"}, "default": {"description": "An error"}}
+    if not route.path.endswith("}/ready"):  # whose response is a status
+        kinds = {"text/plain": {"schema": TEXT}} if route.path == "/metrics" else {"application/json": {"schema": {}}}
+        responses["200"]["content"], responses["default"]["content"] = kinds, ERROR
     return {"summary": route.summary, "parameters": [*parameters], **body, "responses": responses}
 
 
@@ -153,7 +153,7 @@ def _body(form: str, model: Json) -> Json:
     if form == "tensors":
         return {"application/json": _tensors(model)}
     if not (item := model.get("item")):
-        return {"*/*": {}}  # a handler of another project
+        return {"application/json": {"schema": {}}, "*/*": {"schema": {}}}  # a handler of another project
     example = item.get("example")
     options = {name: _option(schema) for name, schema in model["options"].items()}
     own = {key: each for key, each in item.items() if key != "example"}
@@ -164,13 +164,14 @@ def _body(form: str, model: Json) -> Json:
         return {"application/json": {"schema": several, **_shown(example and {"instances": [example]})}}
     text = example["text"] if example and [*example] == ["text"] else None
     words = {"schema": TEXT, **_shown(text)}
-    content = {media: words if media.startswith("text/") else {} for media in model["accepts"]}
+    content = {media: words if media.startswith("text/") else {"schema": {}} for media in model["accepts"]}
     return {**content, "application/json": {"schema": {"anyOf": [own, several]}, **_shown(example)}}
 
 
 def _option(schema: Json) -> Json:
     """Return the JSON Schema of an option, whose default may be null."""
-    return {key: value for key, value in schema.items() if (key, value) not in (("type", "any"), ("default", None))}
+    known = {key: value for key, value in schema.items() if (key, value) not in (("type", "any"), ("default", None))}
+    return {**(ANY if known.get("type") == "array" else {}), **known}
 
 
 def _shown(example: Any) -> Json:
@@ -198,7 +199,7 @@ def _tensors(model: Json) -> Json:
     names = [each["name"] for each in model.get("inputs", ())]
     named = {"name": {"enum": names} if names else TEXT, "shape": _SHAPE, "datatype": TEXT, "data": {}}
     tensor = {"type": "object", "required": ["name", "shape", "datatype"], "properties": named}
-    fields = {"id": TEXT, "inputs": {"type": "array", "items": tensor}, "outputs": {"type": "array"}}
+    fields = {"id": TEXT, "inputs": {"type": "array", "items": tensor}, "outputs": ANY}
     schema = {"type": "object", "required": ["inputs"], "properties": {**fields, "parameters": {"type": "object"}}}
     item = model.get("item") or {}
     known = dict(zip(item.get("properties", ()), model.get("inputs", ()), strict=False))

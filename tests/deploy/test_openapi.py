@@ -1,5 +1,6 @@
 """/openapi.json: a valid document whose paths the host answers, with examples that its models accept."""
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,9 +27,12 @@ EXAMPLES = ("/predictions/{}", "/predictions/{}/{{version}}", "/v1/models/{}:pre
 
 
 def test_document_without_metadata_is_valid_and_names_each_route() -> None:
-    models = {"a/b {c}": UNKNOWN, "texts": {"version": "1.0", "api": "embeddings", "inputs": []}}
-    found = describe(models, ONE_PROCESS | GATEWAY | {"repository"})
+    texts: dict[str, Any] = {"version": "1.0", "api": "embeddings", "inputs": [], "accepts": ["image/*"]}
+    texts |= {"item": {"type": "object", "properties": {}}, "options": {"spans": {"type": "array", "default": None}}}
+    found = describe({"a/b {c}": UNKNOWN, "texts": texts}, ONE_PROCESS | GATEWAY | {"repository"})
     validate(found)
+    # A generator of clients needs the items of an array, and the schema of a medium.
+    assert not re.search(r'"type": "array"}|"content": {[^{}]*: {}', json.dumps(found))
     paths = {path.replace("/texts", "/{model}").replace("a%2Fb%20%7Bc%7D", "{model}") for path in found["paths"]}
     rerank = {path for path, api in APIS.items() if api in ("rerank", "sparse", "pooling")}
     assert paths == {route.path for route in ROUTES} - rerank

@@ -1,5 +1,6 @@
 """Locks and deploy/security agree with pyproject, with each other and the jar; docs/image_tags.py raises images."""
 
+import importlib
 import importlib.metadata
 import importlib.util
 import json
@@ -165,11 +166,35 @@ def is_machine_code(path: Path) -> bool:
         return file.read(4) == b"\x7fELF"
 
 
+GITHUB = (ROOT / ".github", ROOT / "torchserve_batching" / "project" / ".github")
+WORKFLOWS = [path for folder in GITHUB for path in sorted(folder.glob("workflows/*.yml"))]
+DEPENDABOT = GITHUB[0] / "dependabot.yml"
+
+
+@table(
+    *((path, "", "", 0) for path in (*WORKFLOWS, DEPENDABOT)),
+    (WORKFLOWS[0], "runs-on:", "run-on:", 1),
+    (WORKFLOWS[0], "timeout-minutes:", "timeout-minutes: in", 1),
+    (DEPENDABOT, "monthly", "montly", 1),
+)
+def test_workflows_match_their_schemas(path: Path, old: str, new: str, status: int, tmp_path: Path) -> None:
+    text, copy = path.read_text(encoding="utf-8"), tmp_path / path.name
+    assert old in text
+    copy.write_text(text.replace(old, new))
+    schema = "vendor.dependabot" if path == DEPENDABOT else "vendor.github-workflows"
+    with pytest.raises(SystemExit) as ended:
+        importlib.import_module("check_jsonschema").main(["--builtin-schema", schema, str(copy)])
+    assert ended.value.code == status
+    # By its schema, a job may wait for one that does not exist.
+    jobs = yaml.safe_load(text).get("jobs", {})
+    needs = [job.get("needs", []) for job in jobs.values()]
+    assert {name for each in needs for name in ([each] if isinstance(each, str) else each)} <= {*jobs}
+
+
 def test_workflows_pin_each_action_by_its_commit_and_name_its_version() -> None:
-    folders = (ROOT / ".github", ROOT / "torchserve_batching" / "project" / ".github")
-    texts = [path.read_text(encoding="utf-8") for folder in folders for path in folder.glob("workflows/*.yml")]
+    texts = [path.read_text(encoding="utf-8") for path in WORKFLOWS]
     used = [line for text in texts for line in text.splitlines() if re.match(r"\s*(- )?uses:", line)]
-    assert len(texts) == 5 and all(yaml.safe_load(text)["jobs"] for text in texts)
+    assert len(texts) == 5
     assert [line for line in used if not re.search(r"uses: [\w./-]+@[0-9a-f]{40} # \S+$", line)] == []
 
 

@@ -2,10 +2,12 @@
 
 import json
 import os
+import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
+import numpy as np
 import pytest
 import requests
 
@@ -70,6 +72,36 @@ def test_clients_examples_and_our_command_run_unchanged(
     assert len(json.loads(capsys.readouterr().out)) == 384
     assert main(["--url", url, "rerank", "reranking", "When?", "At seven.", "Plum cake.", "--top-n", "1"]) == 0
     assert capsys.readouterr().out.endswith(("  At seven.\n", "  Plum cake.\n"))
+
+
+GENERATED = """
+import json, sys
+from generated import Client
+from generated.api.default import post_v1_embeddings
+from generated.api.sentence_embedding import get_v2_models_sentence_embedding_ready, post_predictions_sentence_embedding
+from generated.models import PostPredictionsSentenceEmbeddingJsonBodyType0 as Item, PostV1EmbeddingsBody as Texts
+from generated.models import PostV1EmbeddingsBodyModel as Model
+
+client = Client(base_url=sys.argv[1])
+own = post_predictions_sentence_embedding.sync(client=client, body=Item(text="A text."))
+asked = {"input_": "A text.", "model": Model("sentence-embedding")}
+texts = post_v1_embeddings.sync(client=client, body=Texts(**asked))
+wrong = post_v1_embeddings.sync(client=client, body=Texts(**asked, dimensions=8))
+ready = get_v2_models_sentence_embedding_ready.sync_detailed(client=client)
+print(json.dumps([own, texts["data"][0]["embedding"], wrong.error["param"], ready.status_code]))
+"""
+
+
+def test_client_that_is_generated_from_openapi_has_each_route_and_calls_a_model(
+    url: str, vocabulary: Path, tmp_path: Path
+) -> None:
+    command = [str(PYTHON), "-m", "openapi_python_client", "generate", "--url", f"{url}/openapi.json", "--meta", "none"]
+    command += ["--output-path", str(tmp_path / "generated")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "will not be generated" not in done.stdout + done.stderr
+    own, openai, param, status = json.loads(printed(PYTHON, "-c", GENERATED, url, cwd=tmp_path))
+    np.testing.assert_allclose(own, openai, atol=2e-2)
+    assert (len(own), param, status) == (384, "dimensions", 200)
 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])

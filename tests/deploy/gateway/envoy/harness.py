@@ -2,7 +2,7 @@
 
 import json
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -29,7 +29,7 @@ TIMEOUT_S = 30.0
 class Gateway(AbstractContextManager["Gateway"]):
     """Envoy on free ports in front of nodes that serve `m`, versions 1.0 (the default) and 2.0."""
 
-    def __init__(self, run: Path, settings: GatewaySettings, nodes: int = 2) -> None:
+    def __init__(self, run: Path, settings: GatewaySettings, nodes: int = 2, options: Sequence[str] = ()) -> None:
         self.run = run
         self.nodes = [StandIn(f"node-{number}", SERVED) for number in range(nodes)]
         self.control = control()
@@ -40,7 +40,7 @@ class Gateway(AbstractContextManager["Gateway"]):
         self.settings = replace(settings, ports=ports, forward_headers=("X-Do", *settings.forward_headers))
         self.envoy = Envoy(run)
         self.serve()
-        self.envoy.keep(bootstrap(self.settings))
+        self.envoy.keep(bootstrap(self.settings), *options)
         self.url = f"http://127.0.0.1:{ports.http}"
         self.session = requests.Session()
         self.session.trust_env = False

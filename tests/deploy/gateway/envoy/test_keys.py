@@ -7,6 +7,7 @@ import re
 import socket
 import ssl
 import stat
+import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
@@ -355,3 +356,26 @@ def test_tokens_of_responses_are_debited_and_the_limit_is_named(tmp_path: Path) 
         gateway.call("ModelInfer", INFER, authorization=f"Bearer {BOB}", x_do="message")
         assert gateway.rejected("ModelInfer", INFER, authorization=f"Bearer {BOB}") == (8, words)
         assert gateway.logged(client="bob", status=429)["details"] == "local_rate_limited"
+
+
+def test_tokens_exceed_their_limit_by_one_response_for_each_thread_or_request_under_way(tmp_path: Path) -> None:
+    limit, tokens, threads, clients = 600, 100, 3, 8
+    keys = tuple(Key(client=key, key=key, tokens_per_minute=limit) for key in (ALICE, CAROL))
+    with Gateway(tmp_path, GatewaySettings(keys=keys), options=("--concurrency", str(threads))) as gateway:
+        for node in gateway.nodes:
+            node.answers = {"some": (200, {"X-Tokens": str(tokens)}, b"{}")}
+
+        def spend(key: str, times: int, session: Any) -> int:
+            asked = {"url": f"{gateway.url}/predictions/m", "headers": {**bearer(key), "X-Do": "some"}, "timeout": 30}
+            return tokens * [session.post(**asked).status_code for _ in range(times)].count(200)
+
+        began_s = time.monotonic()
+        one_by_one = spend(ALICE, 60, requests)  # a new connection each, so on any thread
+        with ThreadPoolExecutor(clients) as pool:
+            sessions = [requests.Session() for _ in range(clients)]
+            together = sum(pool.map(spend, [CAROL] * clients, [20] * clients, sessions))
+        refilled = limit / 60 * (time.monotonic() - began_s + 1)
+        for each in sessions:
+            each.close()
+    assert limit <= one_by_one <= limit + refilled + threads * tokens
+    assert limit <= together <= limit + refilled + clients * tokens
