@@ -6,13 +6,17 @@ import sys
 import threading
 from collections.abc import Callable
 from types import CodeType, FrameType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from _typeshed import TraceFunction
 
 
 def trace_lines(is_traced: Callable[[CodeType], bool], at_line: Callable[[int, CodeType], object]) -> None:
     """Call `at_line` with 0, 1, ... before each line of that code, in this thread and in those that it starts."""
     seen = 0
 
-    def trace(frame: FrameType, event: str, _: object) -> object:
+    def trace(frame: FrameType, event: str, _: object) -> "TraceFunction | None":
         nonlocal seen
         if not is_traced(frame.f_code):
             return None

@@ -11,8 +11,7 @@ from pathlib import Path
 from deploy.command import CommandParser, run_command
 from deploy.progress import printable
 from deploy.work_folders import make_work_folder, remove_ended
-from torchserve_batching.own_model import EXAMPLE, OwnModel
-from torchserve_batching.parts import PARTS, write_parts
+from torchserve_batching.parts import EXAMPLE, PARTS, OwnModel, write_parts
 from torchserve_client.version import VERSION
 
 PROJECT = Path(__file__).with_name("project")

@@ -5,10 +5,10 @@ config.json, names of files -> check_form -> WeightsUnavailable with what the ch
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import transformers
 
+from deploy import Json
 from deploy.archives.sources import WeightsUnavailable
 from deploy.archives.tasks import BUILT_IN
 from deploy.models import ModelEntry
@@ -50,7 +50,7 @@ def check_form(model: ModelEntry, source: Path, *, with_code: bool, with_weights
             raise WeightsUnavailable(f"{model.name}: {source}: {problem}")
 
 
-def _find_problems(task: str, config: Any, source: Path, *, with_code: bool) -> Iterator[str]:
+def _find_problems(task: str, config: Json, source: Path, *, with_code: bool) -> Iterator[str]:
     for part in (config, *(each for each in config.values() if isinstance(each, dict))):
         for key in QUANTISATIONS:
             if isinstance(part.get(key), dict):
@@ -75,7 +75,7 @@ def _find_problems(task: str, config: Any, source: Path, *, with_code: bool) -> 
         )
 
 
-def _name_method(settings: Mapping[str, Any]) -> str:
+def _name_method(settings: Mapping[str, object]) -> str:
     bits = settings.get("bits") or settings.get("nbits") or settings.get("weights")
     known = "bitsandbytes" if "load_in_8bit" in settings or "load_in_4bit" in settings else "unknown method"
     bits = 4 if settings.get("load_in_4bit") else 8 if settings.get("load_in_8bit") else bits
@@ -83,7 +83,7 @@ def _name_method(settings: Mapping[str, Any]) -> str:
     return f"{name}, {bits} bits" if isinstance(bits, int) else name
 
 
-def _find_code(config: Any) -> dict[str, str]:
+def _find_code(config: object) -> dict[str, str]:
     """Return the classes in Python that a configuration names, by the class of transformers that loads them."""
     mapped = config.get("auto_map") if isinstance(config, dict) else None
     mapped = mapped if isinstance(mapped, dict) else {"AutoTokenizer": mapped} if mapped else {}

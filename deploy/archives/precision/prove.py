@@ -22,6 +22,7 @@ from handlers.config import parse
 from handlers.engines import Arrays, Engine
 from handlers.engines.openvino import OpenVinoEngine
 from handlers.errors import InvalidConfig
+from handlers.pipeline.task import Task as Served
 from handlers.pipeline.task import inputs_of
 from handlers.precision.answers import answer_items, exact_settings, kind_of, make_proof
 from handlers.precision.samples import SAMPLES, Samples, name_place
@@ -73,7 +74,7 @@ def _print(model: ModelEntry, line: str) -> None:
     print(f"{model.name}: {line}", flush=True)  # flushed, since the next line may be a minute away
 
 
-def _read_inputs(model: ModelEntry, request: PrecisionRequest, task: Any) -> tuple[list[Any], list[DecodedInput]]:
+def _read_inputs(model: ModelEntry, request: PrecisionRequest, task: Served) -> tuple[list[object], list[DecodedInput]]:
     """Decode the inputs that calibrate and those that validate; InvalidConfig if there are too few."""
     given = [None if path is None else _read(model, path, task) for path in (request.calibrate, request.validate)]
     calibration, validation = given
@@ -87,7 +88,7 @@ def _read_inputs(model: ModelEntry, request: PrecisionRequest, task: Any) -> tup
     return [each.item for each in (calibration or [])[:MOST]], validation[:MOST_VALIDATING]
 
 
-def _keep_samples(model: ModelEntry, task: Any, engine: Engine, least: float | None, out: Path) -> None:
+def _keep_samples(model: ModelEntry, task: Served, engine: Engine, least: float | None, out: Path) -> None:
     """Write samples and their answers in fp32, for workers on another kind of processor."""
     kept = inputs.make_kept_payloads(model, inputs_of(task).fields)
     samples = [sample for each in kept if (sample := fit_sample(task, each))]
@@ -107,7 +108,7 @@ def _match_labels(model: ModelEntry, validation: Sequence[DecodedInput], task: A
         raise InvalidConfig(f"{model.name}: {error}") from None
 
 
-def _read(model: ModelEntry, path: Path, task: Any) -> list[DecodedInput]:
+def _read(model: ModelEntry, path: Path, task: Served) -> list[DecodedInput]:
     """Decode a folder's files or a file's lines, in an order by a seed."""
     given = inputs.draw(inputs.list_inputs(path))
     items, rejected = inputs.decode_inputs(task, given, is_text=task_of(model).samples != "images")
@@ -116,7 +117,7 @@ def _read(model: ModelEntry, path: Path, task: Any) -> list[DecodedInput]:
     return items
 
 
-def _collate_calibration(task: Any, items: Sequence[Any]) -> list[Arrays]:
+def _collate_calibration(task: Served, items: Sequence[object]) -> list[Arrays]:
     """Return the model's inputs for as many items as the time allows."""
     first = items[:TIMED]
     # The first run, in which the engine prepares itself for a shape, does not count.

@@ -37,7 +37,7 @@ DATATYPES = {dtype: name for name, dtype in DTYPES.items()}
 @dataclass(frozen=True, slots=True)
 class Program:
     module: torch.nn.Module  # PyTorch runs this
-    source: Any  # OpenVINO converts this
+    source: torch.export.ExportedProgram | torch.jit.ScriptModule  # OpenVINO converts this
     ports: Mapping[str, str]  # see Graph
     has_shapes: bool  # whether `source` has the inputs' datatypes and shapes
 
@@ -86,17 +86,19 @@ def _read_exported(path: Path, config: TensorsConfig) -> tuple[Program, Declared
     )
 
 
-def _describe(name: str, value: Any) -> Tensor:
-    kind = value.dtype if isinstance(value, torch.Tensor) else type(value).__name__
-    if kind not in DATATYPES:
+def _describe(name: str, value: object) -> Tensor:
+    if not isinstance(value, torch.Tensor) or value.dtype not in DATATYPES:
+        kind = getattr(value, "dtype", type(value).__name__)
         raise InvalidConfig(f"{name}: expected a tensor of {', '.join(DTYPES)}, received {kind}")
-    return Tensor(name, DATATYPES[kind], tuple(size if isinstance(size, int) else -1 for size in value.shape))
+    return Tensor(name, DATATYPES[value.dtype], tuple(size if isinstance(size, int) else -1 for size in value.shape))
 
 
-def _check_range(exported: Any, tensor: Tensor, value: torch.Tensor, config: TensorsConfig) -> None:
+def _check_range(
+    exported: torch.export.ExportedProgram, tensor: Tensor, value: torch.Tensor, config: TensorsConfig
+) -> None:
     """Raise InvalidConfig if a program's bound on rows is less than max_batch_items."""
     at = config.inputs.get(tensor.name, InputConfig()).batch_dim
-    sizes: Sequence[Any] = value.shape
+    sizes: Sequence[int | torch.SymInt] = value.shape
     size = sizes[at] if at < len(sizes) else 0
     bound = None if isinstance(size, int) else exported.range_constraints.get(size.node.expr)
     if bound is not None and bound.upper < config.max_batch_items:

@@ -24,13 +24,13 @@ def score(
     archive: str | Path,
     *,
     column: str,
-    options: Mapping[str, Any] | None = None,
+    options: Mapping[str, object] | None = None,
     batch_size: int = 64,
     concurrency: int | tuple[int, int] = 1,
     num_cpus: float = 1,
     num_gpus: float = 0,
     threads: int | None = None,
-    **ray_remote_args: Any,
+    **ray_remote_args: object,
 ) -> "Dataset":
     """Predict every row with a model.
 
@@ -75,7 +75,7 @@ def score(
 class Scorer:
     """The class of the actors: one model, one batch of rows at a time."""
 
-    def __init__(self, archive: str, column: str, options: Mapping[str, Any], **model: Any) -> None:
+    def __init__(self, archive: str, column: str, options: Mapping[str, object], **model: Any) -> None:
         """Load the archive; `model` are arguments of `Model`."""
         self._model = Model(Path(archive), **model)
         self._column, self._options = column, options
@@ -96,7 +96,7 @@ class Scorer:
         return scored.append_column("error", pa.array(errors, error))
 
 
-def _checked(value: Any) -> Any:
+def _checked(value: object) -> "bytes | str | Mapping[str, object] | Answer":
     """Return an input, or the error of a row without one."""
     if isinstance(value, Mapping):
         # Arrow gives every row all fields, and null for the fields that a row lacks.

@@ -9,8 +9,9 @@ import json
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from deploy import Json
 from deploy.loader import LoadedArchive
 
 # Content types by the Python type of an input, as torchserve_client sends them; a dict needs none.
@@ -55,7 +56,9 @@ class Model:
         self._loaded, self._handler, self._context = loaded, loaded.handler, loaded.context
         logging.getLogger("ts.metrics").setLevel(logging.WARNING)  # no program reads a worker's log lines here
 
-    def answers(self, inputs: Sequence[bytes | str | Mapping[str, Any]], options: Mapping[str, Any]) -> list[Answer]:
+    def answers(
+        self, inputs: Sequence[bytes | str | Mapping[str, object]], options: Mapping[str, object]
+    ) -> list[Answer]:
         """Answer all inputs in one batch; an input that fails affects no other.
 
         Args:
@@ -77,7 +80,7 @@ class Model:
         return [Answer(status, bytes(body)) for status, body in zip(statuses, bodies, strict=True)]
 
 
-def _row(value: bytes | str | Mapping[str, Any], options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+def _row(value: bytes | str | Mapping[str, object], options: Mapping[str, object]) -> tuple[Json, Json]:
     """Make the fields and headers that TorchServe's frontend would send."""
     if isinstance(value, Mapping):
         return {"body": {**options, **value}}, {}

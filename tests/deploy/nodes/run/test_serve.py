@@ -19,8 +19,8 @@ import psutil
 import pytest
 
 from deploy.models import ROOT
+from deploy.nodes.run import ServerError
 from deploy.nodes.run.__main__ import main
-from deploy.nodes.run.errors import ServerError
 from deploy.nodes.run.java import ALLOWED, JAVA_CLASS, make_command
 from deploy.nodes.run.lifecycle import find_watcher, start_node, stop_node
 from deploy.nodes.run.machine import LocalNode
