@@ -15,9 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from deploy.archives.requirements import install
 from deploy.archives.sources import CODE, Source, WeightsUnavailable
-from deploy.archives.task_file import find_helpers
+from deploy.archives.task_file import find_helpers, install
 from deploy.archives.tasks import Task, find_staged_files, task_of
 from deploy.models import Engine, ModelEntry
 from deploy.progress import step

@@ -21,8 +21,7 @@ from load.sandbox import free_ports
 from tests.package.conftest import run
 from tests.pages import blocks
 from tests.tables import table
-from torchserve_batching.init import PROJECT, main
-from torchserve_batching.parts import PARTS
+from torchserve_batching.init import PARTS, PROJECT, main
 from torchserve_batching.testing import run_task
 from torchserve_client.version import VERSION
 

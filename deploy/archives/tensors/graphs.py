@@ -16,7 +16,8 @@ from deploy.archives.tensors.proof import OTHER_AXIS
 from handlers.engines.openvino import OpenVinoEngine
 from handlers.engines.program import ONLY_OUTPUT, OUTPUT
 from handlers.errors import InvalidConfig, reason
-from handlers.tensor_models.signature import DeclaredSignature, Shape, Signature, Tensor
+from handlers.tensor_models.config import TensorsConfig
+from handlers.tensor_models.signature import DeclaredSignature, Shape, Signature, Tensor, merge_signature
 
 DATATYPES = {
     "boolean": "BOOL",
@@ -202,3 +203,19 @@ def _remove_bf16(node: openvino.Node) -> openvino.Node:
     for target in node.output(0).get_target_inputs():
         target.replace_source_output(rounded)
     return other
+
+
+def list_outputs(said: DeclaredSignature) -> list[str]:
+    return [tensor.name for tensor in said.outputs or ()]
+
+
+def sign(said: DeclaredSignature, config: TensorsConfig) -> Signature:
+    """Combine the model's description with the configuration; InvalidConfig if an input then has no shape."""
+    signature = merge_signature(said, config)
+    for name, tensor in signature.inputs.items():
+        if tensor.shape is None:
+            raise InvalidConfig(
+                f"inputs.{name}: the file has no shape; model-config.yaml needs it under handler: inputs: "
+                f"{{{name}: {{shape: [-1, ...]}}}}, or constants: {{{name}: VALUE}} for a scalar"
+            )
+    return signature

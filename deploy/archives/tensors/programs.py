@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import openvino
 import torch
 from openvino.frontend import FrontEndManager
@@ -20,8 +21,11 @@ from openvino.frontend.pytorch.fx_decoder import TorchFXPythonDecoder
 from openvino.frontend.pytorch.ts_decoder import TorchScriptPythonDecoder
 from torch.export.graph_signature import OutputKind
 
-from deploy.archives.tensors.graphs import TYPES, Graph, Unreadable, name_outputs
+from deploy.archives.tensors.graphs import TYPES, Graph, Unreadable, name_outputs, sign
+from deploy.archives.tensors.proof import Mixed, run_alone
+from handlers.engines.program import ProgramEngine
 from handlers.errors import InvalidConfig, reason
+from handlers.protocol.tensors import datatype_of
 from handlers.tensor_models.config import InputConfig, TensorsConfig
 from handlers.tensor_models.signature import DeclaredSignature, Signature, Tensor
 
@@ -170,3 +174,29 @@ def convert_partially(program: Program, signature: Signature) -> openvino.Model:
     except Exception as error:
         raise Unreadable(f"OpenVINO cannot convert it: {reason(error)}") from error
     return model
+
+
+def count_writes(program: Program) -> list[int]:
+    return [each._version for each in program.module.buffers()]
+
+
+def check_state(program: Program, before: list[int]) -> None:
+    if count_writes(program) != before:
+        raise Mixed(
+            "it writes to its buffers, so it keeps state of earlier requests, or it was exported for training; export "
+            "it without state, in eval()"
+        )
+
+
+def make_engine(program: Program, signature: Signature, outputs: Sequence[str]) -> ProgramEngine:
+    dtypes = {name: torch.bfloat16 if each.datatype == "BF16" else None for name, each in signature.arguments.items()}
+    return ProgramEngine(program.module, torch.device("cpu"), dtypes, outputs)
+
+
+def complete_outputs(program: Program, said: DeclaredSignature, config: TensorsConfig) -> DeclaredSignature:
+    """Run TorchScript once, for the names and datatypes of its outputs; BF16 is returned as FP32."""
+    signature = sign(said, config)
+    _, (found,) = run_alone(make_engine(program, signature, [*config.outputs]).run, signature, config, 1, 0)
+    if not all(isinstance(array, np.ndarray) for array in found.values()):
+        raise InvalidConfig("forward must return a tensor, or a tuple or dictionary of tensors")
+    return DeclaredSignature(said.inputs, tuple(Tensor(name, datatype_of(array)) for name, array in found.items()))
