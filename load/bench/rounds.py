@@ -36,6 +36,17 @@ CAPS = ("ONEDNN_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY", "CT2_FORCE_CPU_ISA")
 # wait for each other, so a process that uses one core for a moment stops all of them.
 IDLE_PERCENT = 10.0
 CHECK_S = 0.5  # seconds over which the load is averaged; psutil advises at least 0.1
+COLUMNS = ("measured", "ours", "against", "theirs", "ours / theirs")
+# A contender runs for some windows before it is measured, until its rate is stable.
+WINDOWS = 8  # most windows
+WINDOW_S = 2.0  # longest window, in seconds
+SETTLED = 0.1  # largest difference of two successive windows, as a share
+# Length of a measurement of Poisson arrivals, in measurements of a rate: a percentile needs more requests.
+POISSON_LENGTH = 2.0
+PEER_CLIENTS = (1, 16, 48)  # clients of the closed loops
+PEER_SHARE = 0.8  # rate of Poisson arrivals, as a share of the best contender's with the most clients
+MOST_PEER_CLIENTS = PEER_CLIENTS[-1]
+POISSON = f"Poisson at {PEER_SHARE:.0%} of the best"
 
 
 def describe_processor(cpuinfo: str, cores: int, environment: Mapping[str, str]) -> str:
@@ -62,9 +73,6 @@ def is_idle(timeout_s: float) -> bool:
         if time.monotonic() > deadline_s:
             return False
     return True
-
-
-COLUMNS = ("measured", "ours", "against", "theirs", "ours / theirs")
 
 
 class Row(NamedTuple):
@@ -103,18 +111,6 @@ def render(rows: Sequence[Row]) -> Table:
     for row in rows:
         table.add_row(*row.cells())
     return table
-
-
-# A contender runs for some windows before it is measured, until its rate is stable.
-WINDOWS = 8  # most windows
-WINDOW_S = 2.0  # longest window, in seconds
-SETTLED = 0.1  # largest difference of two successive windows, as a share
-# Length of a measurement of Poisson arrivals, in measurements of a rate: a percentile needs more requests.
-POISSON_LENGTH = 2.0
-PEER_CLIENTS = (1, 16, 48)  # clients of the closed loops
-PEER_SHARE = 0.8  # rate of Poisson arrivals, as a share of the best contender's with the most clients
-MOST_PEER_CLIENTS = PEER_CLIENTS[-1]
-POISSON = f"Poisson at {PEER_SHARE:.0%} of the best"
 
 
 @dataclass(frozen=True, slots=True)

@@ -204,11 +204,11 @@ def fit_sample(task: Served, payload: Payload, fits: Callable[[Any], bool] | Non
         payload = replace(payload, value=texts[name] if isinstance(value, str) else texts)
 
 
-def cut_crops(photographs: list[Path], count: int = CROPS, seed: int = SEED) -> Iterator[bytes]:
+def cut_crops(photographs: list[Path]) -> Iterator[bytes]:
     """Cut squares out of photographs in turn, at places and in sizes by a seed; PNG."""
-    generator = random.Random(seed)  # noqa: S311
+    generator = random.Random(SEED)  # noqa: S311
     pictures = [Image.open(path).convert("RGB") for path in photographs]
-    for index in range(count if pictures else 0):
+    for index in range(CROPS if pictures else 0):
         picture = pictures[index % len(pictures)]
         side = int(min(picture.size) * generator.uniform(*SHARES))
         left, top = (generator.randrange(length - side + 1) for length in picture.size)

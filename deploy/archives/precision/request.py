@@ -125,15 +125,12 @@ def _parse_share(text: str) -> float:
     return value
 
 
-def precision_fingerprint(
-    model: ModelEntry, samples: Mapping[str, Path], export: str, *facts: str, root: Path = ROOT
-) -> str:
+def precision_fingerprint(model: ModelEntry, samples: Mapping[str, Path], export: str, *facts: str) -> str:
     """Hash all inputs of an archive's precisions and their proofs."""
     settings = {name: value for name, value in model.settings().items() if name != "scheduling"}
     programs = (*PROGRAMS, *(ROOMS[name] for name in ROOMS if name == "int8"))
-    return digest(
-        {**find_modules(root, *programs, *DECODING, task_of(model).builder), **samples}, export, facts, settings
-    )
+    modules = find_modules(ROOT, *programs, *DECODING, task_of(model).builder)
+    return digest({**modules, **samples}, export, facts, settings)
 
 
 def _identify(path: Path) -> list[tuple[str, int, int]]:
