@@ -14,7 +14,7 @@ import shutil
 import sys
 import tempfile
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
@@ -22,6 +22,7 @@ from typing import Any, Literal
 
 import yaml
 
+from deploy import Json
 from deploy.places import ARCHIVE, ROOT
 from torchserve_client.version import VERSION
 
@@ -53,7 +54,7 @@ class NoMetrics:
 class PlainContext:
     """The parts of TorchServe's context that `handler.initialize` reads, without the import of `ts` and torch."""
 
-    def __init__(self, name: str, folder: str, manifest: Any, window: int, gpu: int | None, *rest: Any) -> None:
+    def __init__(self, name: str, folder: str, manifest: object, window: int, gpu: int | None, *rest: object) -> None:
         *_, self.metrics, self.model_yaml_config = rest
         self.model_name, self.manifest = name, manifest
         self.system_properties = {"model_dir": folder, "gpu_id": gpu, "batch_size": window}
@@ -71,7 +72,7 @@ class LoadedArchive:
         response_timeout_s: int | None = None,  # of a batch; None for `responseTimeout` of model-config.yaml
         threads: int = 0,  # of the engine and of decoding; 0 for the archive's own setting, by default every core
         gpu: int | None = None,  # the device's number; None for the processor
-        metrics: Any = None,  # receives the samples of the handler's metrics; None discards them
+        metrics: object = None,  # receives the samples of the handler's metrics; None discards them
     ) -> None:
         """Load it, which takes seconds. Its handler may raise any exception, such as InvalidConfig."""
         # An unpacked archive lives as long as its process: a task may read and write its files.
@@ -82,7 +83,7 @@ class LoadedArchive:
         settings = _settings(folder, mode, threads)
         if response_timeout_s is not None:
             settings["responseTimeout"] = response_timeout_s
-        make_context: Any = PlainContext
+        make_context: Callable[..., Any] = PlainContext
         if mode == "classic" or (folder / "original").is_dir():
             # Handlers of stock archives, and `handler.handle`, need TorchServe's; handlers.torchserve looks for it.
             from ts.context import Context  # noqa: PLC0415
@@ -158,18 +159,18 @@ def check_installed(archive: Path) -> None:
                 raise NotTogether(f"{file} differs in {archive.name} and here: build it again with {ARCHIVE}")
 
 
-def settings_of(archive: Path) -> dict[str, Any]:
-    settings: dict[str, Any] = yaml.safe_load(_read(archive, CONFIG)) or {}
+def settings_of(archive: Path) -> Json:
+    settings: Json = yaml.safe_load(_read(archive, CONFIG)) or {}
     return settings
 
 
-def manifest_of(archive: Path) -> dict[str, Any]:
+def manifest_of(archive: Path) -> Json:
     """Read the manifest of an archive, which need not be loaded."""
-    manifest: dict[str, Any] = json.loads(_read(archive, MANIFEST))
+    manifest: Json = json.loads(_read(archive, MANIFEST))
     return manifest
 
 
-def build_of(archive: Path) -> dict[str, Any]:
+def build_of(archive: Path) -> Json:
     """Read build.json; empty for an archive that this project did not build."""
     try:
         build = json.loads(_read(archive, BUILD))
@@ -204,7 +205,7 @@ def _extract(archive: Path, folder: Path) -> Path:
     return folder
 
 
-def _handler(folder: Path, manifest: Mapping[str, Any]) -> Any:
+def _handler(folder: Path, manifest: Json) -> Any:
     """Import the archive's handler as TorchServe does: by its file's name, with the archive first on the path."""
     if _OTHERS.folders:
         sys.path.append(str(folder))
@@ -221,7 +222,7 @@ def _handler(folder: Path, manifest: Mapping[str, Any]) -> Any:
     return own[0]()
 
 
-def _settings(folder: Path, mode: str, threads: int) -> dict[str, Any]:
+def _settings(folder: Path, mode: str, threads: int) -> Json:
     """Read the archive's settings, with the caller's mode and threads."""
     settings = settings_of(folder)
     handler = dict(settings.get("handler") or {})

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import yaml
 
-from deploy import places
+from deploy import Json, places
 from deploy.yaml_text import parse_yaml
 from handlers.config import check_names
 from handlers.errors import InvalidConfig
@@ -47,7 +47,7 @@ class ModelEntry:
     def config_path(self) -> Path:
         return self.folder / "model-config.yaml"
 
-    def config(self) -> dict[str, Any]:
+    def config(self) -> Json:
         """Read model-config.yaml; a missing or empty file is an empty mapping."""
         file = self.config_path.name
         if not self.config_path.exists():
@@ -67,7 +67,7 @@ class ModelEntry:
             raise InvalidConfig(f"{self.name}: {file}: {' '.join(str(error).split())}") from None
         return dict(config)
 
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> Json:
         """Read the settings under `handler:` of model-config.yaml; see `config`."""
         return dict(self.config().get("handler") or {})
 

@@ -45,7 +45,7 @@ def read_file(path: Path) -> bytes:
         return content
 
 
-def read_settings(kind: type[Settings], path: Path, document: Any) -> Settings:
+def read_settings(kind: type[Settings], path: Path, document: object) -> Settings:
     """Read a document of a file; an InvalidConfig lists every problem."""
     try:
         # In JSON mode a list may become a tuple and an object a dataclass; nothing else is converted.

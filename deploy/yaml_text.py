@@ -18,7 +18,7 @@ class _Loader(yaml.SafeLoader):
         # The nodes of each anchor; an anchor that contains its own alias is not complete.
         self._sizes: dict[str, int] = {}
 
-    def compose_node(self, parent: Any, index: Any) -> Any:
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         event, before = self.peek_event(), self._count  # type: ignore[no-untyped-call]
         self._level += 1
         self._count += self._sizes.get(str(event.anchor), MOST_NODES) if isinstance(event, yaml.AliasEvent) else 1
@@ -31,13 +31,13 @@ class _Loader(yaml.SafeLoader):
             self._sizes[event.anchor] = self._count - before
         return node
 
-    def construct_scalar(self, node: Any) -> Any:
+    def construct_scalar(self, node: yaml.ScalarNode | yaml.MappingNode) -> Any:
         if node.tag in NUMBERS and (":" in node.value or len(node.value) > MOST_DIGITS):
             words = f"a number in base 60 or of over {MOST_DIGITS} digits: write it in decimal, or quote it"
             raise yaml.constructor.ConstructorError(None, None, words, node.start_mark)
         return super().construct_scalar(node)
 
-    def flatten_mapping(self, node: Any) -> None:
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
         for key, _ in node.value:
             if key.tag == "tag:yaml.org,2002:merge":
                 words = "a merge (<<): write its keys out"

@@ -1,5 +1,13 @@
 """Sends load to a server and measures the responses; README.md beside this file describes it.
 
-Imports point down: errors, schedules; inputs, results; generate; expect, search, served, run_file; measure,
+Imports point down: schedules; inputs, results; generate; expect, served, run_file; measure,
 report; page; arguments, bench; __main__.
 """
+
+from typing import Any
+
+Json = dict[str, Any]  # an object of JSON
+
+
+class LoadError(Exception):
+    """A measurement is not possible, or a result cannot be stored; the message is one line with the remedy."""

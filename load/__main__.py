@@ -10,15 +10,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from load import expect, inputs, page, report
+from load import LoadError, expect, inputs, page, report
 from load.arguments import parser
-from load.errors import LoadError
 from load.generate import Attack, ClosedLoop, Load, OpenLoop
-from load.measure import measure
+from load.measure import find_highest, measure, meets_target
 from load.results import Summary
 from load.run_file import Run, now, write
 from load.schedules import Constant, Poisson
-from load.search import find_highest, meets_target
 from load.served import Served
 from torchserve_client.arguments import USAGE
 from torchserve_client.errors import InvalidPayload

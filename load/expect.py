@@ -10,7 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from load.errors import LoadError
+from load import LoadError
 from load.generate import Check
 from load.inputs import Input
 from load.results import Verdict
@@ -20,7 +20,7 @@ TOLERANCE = 0.02
 CACHED = 10_000  # answers with a cached verdict, which saves parsing: some MB, and most answers of a run
 
 
-def make_check(answers: Sequence[Any], tolerance: float = TOLERANCE) -> Check:
+def make_check(answers: Sequence[object], tolerance: float = TOLERANCE) -> Check:
     """Return a check of answers by the expected ones, which are parsed JSON, in the order of the inputs."""
 
     @lru_cache(maxsize=CACHED)
@@ -33,7 +33,7 @@ def make_check(answers: Sequence[Any], tolerance: float = TOLERANCE) -> Check:
     return check
 
 
-def parse(body: bytes) -> Any:
+def parse(body: bytes) -> object:
     """Parse an answer as JSON; return its text if it is not valid."""
     try:
         return json.loads(body)
@@ -56,11 +56,11 @@ def matches(expected: Any, answer: Any, tolerance: float) -> bool:
     return type(expected) is type(answer) and bool(expected == answer)  # True equals 1 in Python, but not in JSON
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def read(path: Path, inputs: Sequence[Input]) -> list[Any]:
+def read(path: Path, inputs: Sequence[Input]) -> list[object]:
     """Read the expected answers from a JSON file {name of the input: answer}; for a single input, also its answer."""
     try:
         answers = json.loads(path.read_bytes())

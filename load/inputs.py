@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 
-from load.errors import LoadError
+from load import LoadError
 
 TYPES = {
     **{f".{suffix}": f"image/{suffix}" for suffix in ("jpeg", "png", "webp", "gif", "bmp")},

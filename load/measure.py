@@ -1,15 +1,23 @@
-"""Measures one load with a live line on stderr, and keeps the measurements until Ctrl-C."""
+"""Measures loads: one, with a live line on stderr, until Ctrl-C; or the highest that meets a target, by bisection.
+
+Measurements are noisy, so the search measures its result once more, and lowers it until a load meets the target twice.
+A bisection assumes that every load below a load that meets the target meets it, too.
+"""
 
 import asyncio
 import signal
 import sys
 import time
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from load import generate
 from load.generate import Attack
 from load.results import Latencies, Recording, Summary
 from load.run_file import Run, make_step, now
 
+L = TypeVar("L")
+M = TypeVar("M")
 # Seconds between two updates of the live line: as fast as a person reads, without delaying the generator.
 REFRESH_S = 0.25
 
@@ -67,3 +75,29 @@ async def _watch(title: str, recording: Recording) -> None:
 def _show(line: str) -> None:
     if sys.stderr.isatty():
         print(f"\r\x1b[2K{line}", end="", file=sys.stderr, flush=True)
+
+
+def find_highest(loads: Sequence[L], measure: Callable[[L], M], is_met: Callable[[M], bool]) -> tuple[L, M] | None:
+    """Return the highest of ascending loads that meets the target twice (the lowest: once), or None."""
+    lowest = measure(loads[0])
+    if not is_met(lowest):
+        return None
+    met, failed = 0, len(loads) - 1  # indices of the highest load that met the target, and of the lowest that did not
+    if failed > 0 and is_met(measure(loads[failed])):
+        met = failed
+    while failed - met > 1:
+        middle = (met + failed) // 2
+        if is_met(measure(loads[middle])):
+            met = middle
+        else:
+            failed = middle
+    for index in range(met, 0, -1):
+        again = measure(loads[index])
+        if is_met(again):
+            return loads[index], again
+    return loads[0], lowest
+
+
+def meets_target(summary: Summary, percent: float) -> bool:
+    """Return whether `percent` of all requests, failed ones included, had a good response in time."""
+    return summary.requests > 0 and 100 * summary.in_time >= percent * summary.requests

@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 from pydantic import TypeAdapter, ValidationError
 
-from load.errors import LoadError
+from load import Json, LoadError
 from load.generate import Attack
 from load.results import NO_ANSWER, OK, Exchange, Recording, Summary, Verdict
 
@@ -48,7 +48,7 @@ class Step:
     server_ms: dict[str, float]
     exchanges: dict[str, list[Any]]  # attribute of Exchange -> its values; times in s since the window opened
     outcomes: dict[str, int] = field(default_factory=dict)  # "in time", "late", "refused", "failed" -> requests
-    refusal: dict[str, Any] | None = None  # the first refused request
+    refusal: Json | None = None  # the first refused request
 
     @property
     def latencies_s(self) -> list[float]:
@@ -100,8 +100,8 @@ class Run:
     created_at: str  # UTC, in ISO 8601
     model: str
     url: str  # of its predictions
-    registration: dict[str, Any]  # in the management API's terms
-    settings: dict[str, Any]  # options of the command line
+    registration: Json  # in the management API's terms
+    settings: Json  # options of the command line
     inputs: list[str]  # names, by number
     steps: list[Step] = field(default_factory=list)
     schema: str = SCHEMA

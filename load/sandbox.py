@@ -10,11 +10,10 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -22,6 +21,7 @@ from deploy.models import ROOT
 from deploy.nodes.run.machine import PORT_STEP, LocalNode, make_local_node
 from deploy.nodes.run.node import Node
 from deploy.nodes.run.server import Server
+from load import Json
 
 SIBLINGS = 4  # nodes of one configuration, each with ports higher by PORT_STEP, whose ports are reserved together
 FIRST_PORT = 12_000  # the lowest port that is tried
@@ -83,7 +83,7 @@ class NotStarted(Exception):
 class Sandbox:
     """A gateway's addresses (URLs; for gRPC host and port) and files; tests may change gateway.yaml and nodes.json."""
 
-    def __init__(self, folder: Path, document: Mapping[str, Any], prefix: Sequence[str]) -> None:
+    def __init__(self, folder: Path, document: Json, prefix: Sequence[str]) -> None:
         """Write gateway.yaml; `prefix` is the start of the gateway's command line."""
         self._document, self._prefix = document, prefix
         http, grpc, metrics, control, probe = (f"127.0.0.1:{document['ports'][name]}" for name in GATEWAY_PORTS)
@@ -98,7 +98,7 @@ class Sandbox:
         command = [*self._prefix, sys.executable, "-m", "deploy.gateway", name, *words]
         return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
-    def configure(self, **settings: Any) -> None:
+    def configure(self, **settings: object) -> None:
         """Replace settings in gateway.yaml; the gateway reads it within a second or two."""
         new = self.config.with_suffix(".new")
         # It may contain keys.
@@ -112,7 +112,7 @@ def make_node(server: Server, name: str = "node-1") -> Node:
 
 
 @contextmanager
-def run_gateway(nodes: Sequence[Node], prefix: Sequence[str] = (), **settings: Any) -> Iterator[Sandbox]:
+def run_gateway(nodes: Sequence[Node], prefix: Sequence[str] = (), **settings: object) -> Iterator[Sandbox]:
     """Run a gateway in front of nodes, behind `prefix` such as one to enter a namespace, or raise NotStarted."""
     with tempfile.TemporaryDirectory(prefix="gateway-", ignore_cleanup_errors=True) as folder:
         ports = dict(zip(GATEWAY_PORTS, free_ports(len(GATEWAY_PORTS)), strict=True))

@@ -1,9 +1,8 @@
 """A model on a server: its registration, and whether it responds."""
 
 from dataclasses import dataclass
-from typing import Any
 
-from load.errors import LoadError
+from load import Json, LoadError
 from load.generate import TIMEOUT_S, Target
 from load.inputs import Input
 from load.results import OK
@@ -37,7 +36,7 @@ class Served:
     def management(self) -> Management:
         return Management(self.management_url, token=self.management_token)
 
-    def registration(self) -> dict[str, Any]:
+    def registration(self) -> Json:
         """Return the model's registration; empty if no management API responds; LoadError if it is not ready."""
         management = self.management
         try:

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import requests
+import yaml
 
 from deploy.models import ROOT
 from deploy.nodes.run.node import Node
@@ -73,6 +74,20 @@ def run_hosts(*archives: Path, log: Path | None = None) -> Iterator[list[Host]]:
     finally:
         for host in hosts:
             host.end()
+
+
+@contextmanager
+def serving(
+    archive: Path | None, *words: object, folder: Path, log: Path | None = None, **limits: object
+) -> Iterator[Host]:
+    """Serve in a process with these limits, which it reads from a file in the folder, until the block ends."""
+    (config := folder / "limits.yaml").write_text(yaml.safe_dump(limits))
+    host = start(archive, "--config", config, *words, log=log)
+    try:
+        until(lambda: is_ready(host))
+        yield host
+    finally:
+        host.kill()
 
 
 def is_ready(host: Host) -> bool:

@@ -21,10 +21,11 @@ from tests.rooms import imported, module_of
 FLOORS: dict[str, Sequence[set[str]]] = {
     "handlers": [{*line.split(", ")} for line in blocks("CONTRIBUTING.md", "text")[-1].splitlines()],
     "load": (
-        {"errors", "sandbox", "schedules"},
+        {"Json", "LoadError"},
+        {"sandbox", "schedules"},
         {"inputs", "results"},
         {"generate"},
-        {"expect", "search", "served", "run_file"},
+        {"expect", "served", "run_file"},
         {"measure", "report"},
         {"page"},
         {"arguments", "bench"},

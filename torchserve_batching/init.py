@@ -1,20 +1,46 @@
-"""The command `torchserve-batching init DIR`: your own project, with one task."""
+"""The command `torchserve-batching init DIR`: your own project, with one task.
+
+--with PART            also files for production, with the paths and the user of this installation
+--task T --weights W   the list and the settings of your own model in place of the example
+"""
 
 import argparse
+import getpass
 import os
+import re
 import shlex
 import shutil
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
+
+import yaml
 
 from deploy.command import CommandParser, run_command
+from deploy.places import ROOT
 from deploy.progress import printable
 from deploy.work_folders import make_work_folder, remove_ended
-from torchserve_batching.own_model import EXAMPLE, OwnModel
-from torchserve_batching.parts import PARTS, write_parts
 from torchserve_client.version import VERSION
 
+EXAMPLE = ("colour*", "hex_*", "tests")  # files of the project that are an example's
+LIST = "# Raise `version` with each change, so that servers can go back to the one before.\n"
+CONFIG = "responseTimeout: 60\n"
+ARCH = "# handler: {arch: resnet50} # the network, which a checkpoint of torchvision needs\n"
+# Part -> path in the installation -> path in the project.
+PARTS = {
+    "container": {"container/Containerfile": "Containerfile"},
+    "gateway": {"deploy/gateway.yaml": "gateway.yaml"},
+    "monitoring": {
+        "deploy/prometheus/prometheus.yml": "monitoring/prometheus.yml",
+        "deploy/prometheus/rules": "monitoring/rules",
+        "deploy/grafana": "monitoring/grafana",
+    },
+    "production": {"config.production.properties": "config.production.properties"},
+    "systemd": {"deploy/nodes/run/systemd": "systemd"},
+}
+ADAPT = re.compile(r" Adapt User and the paths: /srv/torchserve\n# is your project[^\n]*|Documentation=file:[^\n]*\n")
 PROJECT = Path(__file__).with_name("project")
 WORK = ".init-"  # the start of the name of a folder of work
 PAGE = "docs/how-to/production.md"
@@ -56,7 +82,7 @@ def _read_parts(text: str) -> list[str]:
     return names
 
 
-def _write(folder: Path, parts: Sequence[str], model: OwnModel | None) -> None:
+def _write(folder: Path, parts: Sequence[str], model: "OwnModel | None") -> None:
     """Write all files or none, none of them through a link; those of an interrupted call count as written."""
     parent = folder if folder.is_dir() else folder.parent
     made = _make_folders(parent)
@@ -136,3 +162,55 @@ def _remove_empty(folders: list[Path]) -> None:
     with suppress(OSError):
         for path in reversed(folders):
             path.rmdir()
+
+
+def write_parts(names: Iterable[str], new: Path, folder: Path) -> None:
+    """Write parts into the folder `new`, whose files will be in `folder`."""
+    for name in names:
+        for source, place in PARTS[name].items():
+            path = Path(__file__).parent / source if name == "container" else ROOT / source
+            (new / place).parent.mkdir(parents=True, exist_ok=True)
+            if path.is_dir():
+                shutil.copytree(path, new / place, copy_function=shutil.copyfile)
+            else:
+                shutil.copyfile(path, new / place)
+    program, here = shutil.which("torchserve-batching") or f"{sys.executable} -m torchserve_batching", folder.resolve()
+    replaced = {
+        "/srv/torchserve/.venv/bin/torchserve-batching": program,
+        "/srv/torchserve": str(here),
+        "User=torchserve": f"User={getpass.getuser()}",
+        "torchserve-batching==VERSION": f"torchserve-batching=={VERSION}",
+        "gateway:8002": "localhost:8002",  # a service of compose, as the next one
+        "//prometheus:9090": "//localhost:9090",
+        "/etc/grafana/dashboards": str(here / "monitoring" / "grafana" / "dashboards"),
+    }
+    for path in new.rglob("*"):
+        if path.suffix in (".service", ".yml") or path.name == "Containerfile":
+            text = ADAPT.sub("", path.read_text(encoding="utf-8"))
+            for old, own in replaced.items():
+                text = text.replace(old, own)
+            path.write_text(text, encoding="utf-8")
+
+
+class OwnModel(NamedTuple):
+    task: str
+    weights: str
+
+    def write(self, folder: Path) -> None:
+        """Write them into a folder; ValueError, with one line, if the task or the weights do not exist."""
+        from deploy.archives.tasks import BUILT_IN  # noqa: PLC0415
+
+        if (task := BUILT_IN.get(self.task)) is None:
+            raise ValueError(f"--task {self.task} is not one of {', '.join(BUILT_IN)}")
+        path = Path(self.weights)
+        weights: str | dict[str, str] = str(path.resolve())
+        if task.takes_hub_ids and not path.exists() and re.fullmatch(r"[\w.-]+/[\w.-]+", self.weights):
+            weights = {"hub": self.weights}
+        elif not path.exists():
+            raise ValueError(f"--weights {self.weights}: no such file or folder")
+        name = re.sub(r"[^\w-]+", "-", path.stem if path.is_file() else path.name).strip("-") or self.task
+        entry = {name: {"task": self.task, "version": "1.0", "weights": weights}}
+        (folder / "models.yaml").write_text(LIST + yaml.safe_dump(entry, sort_keys=False), encoding="utf-8")
+        has_arch = path.is_file() and any(task.replaces)  # by networks of torchvision
+        (folder / name).mkdir()
+        (folder / name / "model-config.yaml").write_text(CONFIG + (ARCH if has_arch else ""), encoding="utf-8")

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from deploy import Json
 from deploy.archives import custom
 from deploy.archives.sources import source
 from deploy.loader import NoMetrics, PlainContext
@@ -17,7 +18,11 @@ __all__ = ["run_task"]
 
 
 def run_task(
-    task: str | Path, requests: Sequence[Any], *, settings: Mapping[str, Any] | None = None, name: str | None = None
+    task: str | Path,
+    requests: Sequence[object],
+    *,
+    settings: Mapping[str, object] | None = None,
+    name: str | None = None,
 ) -> list[Any]:
     """Send requests to a task in one batch, as TorchServe's worker does.
 
@@ -65,7 +70,7 @@ def _find_entry(path: Path, name: str | None) -> ModelEntry:
     return ModelEntry(path.stem, path.name, "1", path.with_suffix(""))
 
 
-def _make_row(request: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+def _make_row(request: object) -> tuple[Json, Json]:
     """Return the row and the headers of a request as TorchServe has them."""
     is_raw = isinstance(request, bytes | str)
     content_type = (

@@ -9,12 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-from deploy.archives.archive import (
-    ArchiverFailed,
-    Recipe,
-    find_cache_folder,
-    report,
-)
+from deploy.archives.archive import ArchiverFailed, Recipe, find_cache_folder, report
 from deploy.archives.arguments import make_recipe, parse_arguments, recall_recipe
 from deploy.archives.fingerprint import handler_files, read_packed
 from deploy.archives.mode import describe_defaults, find_classic_cause

@@ -16,10 +16,11 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import cast, get_args
 
 import yaml
 
+from deploy import Json
 from deploy.archives.exports import Exports
 from deploy.archives.fingerprint import archive_fingerprint, handler_files, read_build
 from deploy.archives.labels import LABELS, check_labels
@@ -27,9 +28,9 @@ from deploy.archives.mode import complete_config
 from deploy.archives.names import lead, reject_other_models
 from deploy.archives.options import hide_places
 from deploy.archives.options import keep as keep_options
-from deploy.archives.requirements import check_installed, list_requirements
 from deploy.archives.sources import Source, source
 from deploy.archives.staging import Comparisons, check_root, find_packed_files, plan_comparisons, stage
+from deploy.archives.task_file import check_installed, list_requirements
 from deploy.archives.tasks import task_of
 from deploy.models import Engine, ModelEntry
 from deploy.places import ARCHIVE, REGISTER, STORE
@@ -61,7 +62,7 @@ class Archive:
     proofs: Mapping[str, Proof] = field(default_factory=dict)  # how near its answers are to fp32's, by precision
     fidelity: str = ""  # how near its answers are to the model's own, in words; empty if nothing was compared
     # `handler:` of its model-config.yaml; empty if the archive was up to date.
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, object] = field(default_factory=dict)
     is_other: bool = False  # whether this call replaced an archive of the same version with other contents
 
 
@@ -196,7 +197,7 @@ class Recipe:
             lead(self.path, self.locate(version))
         keep_options(self.path, build.fingerprint, self.options)
         words, found = fidelity.get("said", ""), read_proofs(proofs)
-        facts: dict[str, Any] = {"label": label, "proofs": found, "fidelity": words, "settings": settings}
+        facts: Json = {"label": label, "proofs": found, "fidelity": words, "settings": settings}
         is_other = has_version and (old is None or old.fingerprint != build.fingerprint)
         return Archive(self.path, version, is_new=True, is_other=is_other, **facts)
 
@@ -217,12 +218,12 @@ class Recipe:
         return archive_fingerprint(self.entry, task_of(self.entry), inputs, facts)
 
 
-def _pop_json(stage: Path, name: str) -> dict[str, Any]:
+def _pop_json(stage: Path, name: str) -> Json:
     """Read a builder's facts and remove their file from the stage; build.json contains them instead."""
     path = stage / name
     if not path.is_file():
         return {}
-    content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    content: Json = json.loads(path.read_text(encoding="utf-8"))
     path.unlink()  # a link into the cache: the cache's own file stays
     return content
 

@@ -1,27 +1,36 @@
-"""Stages a user's own task: imports its file, as a worker does, and copies its files.
+"""Stages a user's own task: imports its file, as a worker does, copies its files, and runs it on its samples.
 
 files beside the configuration that `staged_files` names -> their paths in the archive
 the weights of the list or --weights, if any             -> checkpoint/
+staged files, settings -> load -> samples -> decode, prepare -> one item, then several -> collate, forward, split
 """
 
 import importlib.util
+import inspect
+import math
 import shutil
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from deploy.archives.requirements import install
 from deploy.archives.sources import CODE, Source, WeightsUnavailable
-from deploy.archives.task_file import find_helpers
-from deploy.archives.tasks import find_staged_files, task_of
+from deploy.archives.task_file import find_helpers, install
+from deploy.archives.tasks import Task, find_staged_files, task_of
 from deploy.models import Engine, ModelEntry
+from deploy.progress import step
 from handlers.archive_files import CHECKPOINT
 from handlers.base import BatchHandler
-from handlers.config import parse
-from handlers.errors import InvalidConfig, reason
+from handlers.config import HandlerConfig, parse
+from handlers.description import describe
+from handlers.engines import CPU
+from handlers.errors import InvalidConfig, InvalidInput, ItemError, reason
+from handlers.pipeline.task import Task as Served
+from handlers.pipeline.task import decode, samples_of
+from handlers.protocol.responses import encode
 
+SEVERAL = 3  # items of a batch; a mistake in a dimension may pass with one or with two
 STATED = ("config_class", "inputs")  # the attributes that a class needs; abstract methods are listed by Python itself
 
 
@@ -38,7 +47,7 @@ def stage(model: ModelEntry, origin: Source, engine: Engine, folder: Path) -> No
     _stage_weights(model, origin, folder / CHECKPOINT, with_code=is_code_trusted)
 
 
-def check(model: ModelEntry) -> Any:
+def check(model: ModelEntry) -> HandlerConfig:
     """Import a model's task and return its settings; InvalidConfig names what cannot be served."""
     return parse(import_task(task_of(model).path).config_class, model.config().get("handler"))
 
@@ -116,3 +125,47 @@ def describe_error(error: BaseException, path: Path, helpers: Mapping[str, Path]
             break
     words = str(error) if isinstance(error, InvalidConfig) else reason(error)
     return f"{places[-1] if places else ''}{words}"
+
+
+def rehearse(model: ModelEntry, task: Task, folder: Path) -> None:
+    """Run the task's samples alone and together; InvalidConfig names the file and line that fails."""
+    try:
+        with step(f"{model.name}: running its sample"):
+            _run(import_task(task.path)(), model, folder)
+    except Exception as error:
+        hint = "; `sample` must return a payload that `decode` accepts" if isinstance(error, InvalidInput) else ""
+        raise InvalidConfig(f"{model.name}: {describe_error(error, task.path, task.helpers)}{hint}") from error
+
+
+def _run(task: Served, model: ModelEntry, folder: Path) -> None:
+    task.config = parse(task.config_class, model.config().get("handler"))
+    task.model_dir, task.device, task.fingerprint, task.longest_run_s = folder, CPU, None, math.inf
+    task.engine = task.load()
+    task.shape, task.metadata = describe(task, model.name, model.version)
+    for payload in samples_of(task):
+        for batch in ([payload], [payload] * SEVERAL):
+            items = _read(task.prepare, task.prepare([decode(task, each) for each in batch]), batch)
+            for item in items:
+                task.cost(item)
+            outputs = task.forward(task.collate(items), items)
+            for result in _read(task.split, task.split(outputs, items), items):
+                try:
+                    encode(result)
+                except Exception as error:
+                    raise _fault(task.split, f"a result that JSON cannot represent: {reason(error)}") from None
+
+
+def _read(hook: Callable[..., object], found: Sequence[Any], wanted: Sequence[object]) -> list[Any]:
+    """Return the results of a hook, one for each of `wanted`."""
+    if not hasattr(found, "__len__") or len(found) != len(wanted):
+        count = len(found) if hasattr(found, "__len__") else type(found).__name__
+        raise _fault(hook, f"{count} results for {len(wanted)} items; expected one for each")
+    for result in found:
+        if isinstance(result, ItemError):
+            raise _fault(hook, f"an error for the task's own sample: {result.message}")
+    return [*found]
+
+
+def _fault(hook: Callable[..., object], words: str) -> InvalidConfig:
+    code = inspect.unwrap(hook).__code__
+    return InvalidConfig(f"{Path(code.co_filename).name}:{code.co_firstlineno}: {hook.__name__} returned {words}")

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from handlers.errors import reason
+from handlers.pipeline.task import Task as Served
 
 Array = NDArray[Any]
 
@@ -27,7 +28,7 @@ class Sample(NamedTuple):
     """An input of a task, with a measure of the outputs' error for each answer that its model may return."""
 
     name: str
-    item: Any
+    item: object
     measures: Sequence[Callable[[Sequence[Array]], float]]
 
 
@@ -56,7 +57,7 @@ def relative_error(got: Array, exact: Array, scale: float | None = None) -> floa
 
 
 def compare_samples(
-    task: Any, samples: Mapping[Any, Sample], groups: Iterable[Sequence[Any]], *, kind: str, owner: str
+    task: Served, samples: Mapping[Any, Sample], groups: Iterable[Sequence[object]], *, kind: str, owner: str
 ) -> Outcome:
     """Run groups of samples, and compare each answer with the exact one."""
     outcome = Outcome()
@@ -82,7 +83,9 @@ def compare_samples(
     return outcome
 
 
-def _split_groups(task: Any, samples: Mapping[Any, Sample], groups: Iterable[Sequence[Any]]) -> Iterator[Sequence[Any]]:
+def _split_groups(
+    task: Served, samples: Mapping[Any, Sample], groups: Iterable[Sequence[object]]
+) -> Iterator[Sequence[Any]]:
     """Split groups into those that may share a micro-batch."""
     for group in groups:
         kinds = {key: task.cost(samples[key].item).group for key in group}

@@ -1,6 +1,14 @@
-"""Stages a task on an encoder of transformers: a Hugging Face folder or hub id -> the files of an archive."""
+"""Stages a task on an encoder of transformers: a Hugging Face folder or hub id -> the files of an archive.
 
+a checkpoint's tensors, its tokenizer, modules and prompts -> write_vector_space -> vector-space.txt in the archive
+
+Vectors of equal identities may stand in one index. The worker appends its precision; formats of files and versions of
+libraries do not count.
+"""
+
+import hashlib
 import io
+import json
 import logging
 import shutil
 import warnings
@@ -8,17 +16,18 @@ from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import openvino
+import safetensors
 import torch
 import transformers
 from openvino.frontend.pytorch.ts_decoder import TorchScriptPythonDecoder
 
+from deploy import Json
 from deploy.archives.hub import open_checkpoint, pack
 from deploy.archives.sources import Source
 from deploy.archives.tasks import find_staged_files, task_class, task_of
 from deploy.archives.tokens import check_tokenizer
-from deploy.archives.vector_space import write_vector_space
 from deploy.models import Engine, ModelEntry
-from handlers.archive_files import CHECKPOINT, GRAPH
+from handlers.archive_files import CHECKPOINT, GRAPH, VECTOR_SPACE
 from handlers.config import parse
 from handlers.errors import Unfaithful, reason
 from handlers.image_text.towers import TextTower
@@ -28,6 +37,10 @@ from handlers.text.encoder_modules import Encoder, load_encoder
 from handlers.text.encoders import Head, write_tokenizer
 from handlers.text.sentence_modules import read_modules
 
+# Keys of JSON that do not change a vector.
+NEUTRAL = ("transformers_version", "_name_or_path", "__version__", "dtype", "torch_dtype", "architectures")
+UNREAD = ("generation_config.json", "special_tokens_map.json", "prepared.json", "model.safetensors.index.json")
+DIGITS = 16
 WINDOWS = ("sliding_window", "local_attention")  # a configuration's names for the window of attention
 
 
@@ -109,3 +122,38 @@ def _name_ports(encoder: Encoder | TextTower, graph: openvino.Model) -> openvino
         port.get_tensor().set_names({name})
     graph.reshape({port: openvino.PartialShape([-1, -1]) for port in graph.inputs})
     return graph
+
+
+def write_vector_space(source: Path, folder: Path) -> None:
+    digest = hashlib.sha256()
+    files = sorted(path for path in source.rglob("*") if path.is_file() and path.name not in UNREAD)
+    for path in files:
+        if path.suffix != ".safetensors":
+            name = path.relative_to(source).as_posix()
+            digest.update(name.encode() + hashlib.sha256(_read(path)).digest())
+    # A model in several files has the tensors of one.
+    tensors = {}
+    for path in files:
+        if path.suffix == ".safetensors":
+            place = path.parent.relative_to(source).as_posix() if path.name.startswith("model") else path.name
+            with safetensors.safe_open(path, "pt") as opened:
+                for name in opened.keys():  # noqa: SIM118 - no mapping
+                    tensors[f"{place}/{name}"] = _hash(opened.get_tensor(name))
+    for name in sorted(tensors):
+        digest.update(name.encode() + tensors[name])
+    (folder / VECTOR_SPACE).write_text(digest.hexdigest()[:DIGITS], encoding="utf-8")
+
+
+def _hash(tensor: torch.Tensor) -> bytes:
+    return hashlib.sha256(str(tuple(tensor.shape)).encode() + tensor.float().contiguous().numpy().tobytes()).digest()
+
+
+def _read(path: Path) -> bytes:
+    if path.suffix != ".json":
+        return path.read_bytes()
+
+    def drop(found: Json) -> Json:
+        return {key: value for key, value in found.items() if key not in NEUTRAL}
+
+    content = json.loads(path.read_text(encoding="utf-8"), object_hook=drop)
+    return json.dumps(content, sort_keys=True).encode()

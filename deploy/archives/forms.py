@@ -1,19 +1,30 @@
-"""Forms of checkpoints that no task serves, found in their files before a model is loaded: one line on each.
+"""Forms of checkpoints, found in their files before a model is loaded: one line on each that no task serves.
 
 config.json, names of files -> check_form -> WeightsUnavailable with what the checkpoint is, and the way out
+router_config.json          -> read_router -> the folders of a model for documents and of each word's weight in a query
+                            -> flatten     -> the documents' model as a checkpoint, those weights in query_weights.npy
 """
 
+import json
+import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
+import numpy as np
+import safetensors.torch
 import transformers
 
+from deploy import Json
 from deploy.archives.sources import WeightsUnavailable
 from deploy.archives.tasks import BUILT_IN
 from deploy.models import ModelEntry
+from handlers.errors import InvalidConfig
 from handlers.text.sentence_files import read_json
+from handlers.text.token_modules import QUERY_WEIGHTS
 
+ROUTER = "router_config.json"
+STATIC, WEIGHT = "SparseStaticEmbedding", "weight"
 QUANTISATIONS = ("quantization_config", "compression_config")  # keys of config.json
 INDEX, CONFIG = "model.safetensors.index.json", "tokenizer_config.json"
 # Weights of other programs, by their names.
@@ -50,7 +61,7 @@ def check_form(model: ModelEntry, source: Path, *, with_code: bool, with_weights
             raise WeightsUnavailable(f"{model.name}: {source}: {problem}")
 
 
-def _find_problems(task: str, config: Any, source: Path, *, with_code: bool) -> Iterator[str]:
+def _find_problems(task: str, config: Json, source: Path, *, with_code: bool) -> Iterator[str]:
     for part in (config, *(each for each in config.values() if isinstance(each, dict))):
         for key in QUANTISATIONS:
             if isinstance(part.get(key), dict):
@@ -75,7 +86,7 @@ def _find_problems(task: str, config: Any, source: Path, *, with_code: bool) -> 
         )
 
 
-def _name_method(settings: Mapping[str, Any]) -> str:
+def _name_method(settings: Mapping[str, object]) -> str:
     bits = settings.get("bits") or settings.get("nbits") or settings.get("weights")
     known = "bitsandbytes" if "load_in_8bit" in settings or "load_in_4bit" in settings else "unknown method"
     bits = 4 if settings.get("load_in_4bit") else 8 if settings.get("load_in_8bit") else bits
@@ -83,7 +94,7 @@ def _name_method(settings: Mapping[str, Any]) -> str:
     return f"{name}, {bits} bits" if isinstance(bits, int) else name
 
 
-def _find_code(config: Any) -> dict[str, str]:
+def _find_code(config: object) -> dict[str, str]:
     """Return the classes in Python that a configuration names, by the class of transformers that loads them."""
     mapped = config.get("auto_map") if isinstance(config, dict) else None
     mapped = mapped if isinstance(mapped, dict) else {"AutoTokenizer": mapped} if mapped else {}
@@ -119,3 +130,40 @@ def _check_files(source: Path) -> Iterator[str]:
         for pattern, words in FOREIGN.items():
             if found := sorted(source.glob(pattern)):
                 yield f"{found[0].relative_to(source)} has {words}"
+
+
+class Router(NamedTuple):
+    query: str  # the folder of the queries' weights
+    documents: list[tuple[str, str]]  # the folder and the type of each module for documents
+
+
+def read_router(source: Path) -> Router | None:
+    """Read a Router; None if a folder has another layout, InvalidConfig if it routes otherwise."""
+    if not (source / ROUTER).is_file():
+        return None
+    content = json.loads((source / ROUTER).read_text(encoding="utf-8"))
+    types, routes, usual = content["types"], content["structure"], (content.get("parameters") or {})
+    query = routes.get("query") or [""]
+    is_static = len(query) == 1 and types.get(query[0], "").endswith(f".{STATIC}")
+    if {*routes} != {"query", "document"} or not is_static or usual.get("default_route") not in (None, "document"):
+        raise InvalidConfig(
+            f"{ROUTER}: only the routes query, of one {STATIC}, and document, the default, are supported; write a task "
+            "for this model"
+        )
+    return Router(query[0], [(path, types[path]) for path in routes["document"]])
+
+
+def flatten(folder: Path, router: Router) -> None:
+    """Replace the layout of a Router, whose documents' transformer is in the folder itself already."""
+    weights = safetensors.torch.load_file(folder / router.query / "model.safetensors")[WEIGHT]
+    np.save(folder / QUERY_WEIGHTS, weights.float().numpy())
+    shutil.rmtree(folder / router.query)
+    (folder / ROUTER).unlink()
+    (folder / "modules.json").unlink()
+    paths = ["", *(path for path, _ in router.documents[1:])]
+    kinds = [kind for _, kind in router.documents]
+    modules = [
+        {"idx": index, "name": str(index), "path": path, "type": kind}
+        for index, (path, kind) in enumerate(zip(paths, kinds, strict=True))
+    ]
+    (folder / "modules.json").write_text(json.dumps(modules), encoding="utf-8")

@@ -10,8 +10,11 @@ from typing import Any
 
 import torch
 
+from deploy import Json
 from handlers.checkpoints import load_tokenizer
+from handlers.engines import Outputs
 from handlers.engines.seq2seq import load_model
+from handlers.pipeline.task import Task as Served
 from handlers.precision.answers import run_items
 from handlers.protocol.requests import Payload
 from handlers.warm_up import decode_items
@@ -36,7 +39,7 @@ TIE = 1e-3
 class Reference:
     """transformers' generate() on a checkpoint, in fp32."""
 
-    def __init__(self, source: Path, options: dict[str, Any], *, trust_remote_code: bool) -> None:
+    def __init__(self, source: Path, options: Json, *, trust_remote_code: bool) -> None:
         """Load the checkpoint; `options` name the languages of a model that has several."""
         self._tokenizer = load_tokenizer(source, trust_remote_code=trust_remote_code)
         self._model = load_model(source, torch.device("cpu"), "fp32", trust_remote_code=trust_remote_code)
@@ -44,7 +47,7 @@ class Reference:
             self._tokenizer.src_lang = options["src_lang"]
         self._prefix, self._target = self._select(options.get("tgt_lang"))
 
-    def _select(self, language: str | None) -> tuple[str, dict[str, Any]]:
+    def _select(self, language: str | None) -> tuple[str, Json]:
         """Return the prefix of texts and the arguments of generate() that choose the language of the answer."""
         tokenizer = self._tokenizer
         if language is None:
@@ -60,7 +63,7 @@ class Reference:
         return "", {"decoder_start_token_id" if is_mbart25 else "forced_bos_token_id": number}
 
     @torch.inference_mode()
-    def generate(self, text: str, beams: int, limit: int) -> tuple[str, list[int], Any]:
+    def generate(self, text: str, beams: int, limit: int) -> tuple[str, list[int], dict[str, torch.Tensor]]:
         """Return the answer (empty after a tie), its ids with the decoder's first ones, and the model's inputs."""
         inputs = self._tokenizer([self._prefix + text], return_tensors="pt")
         inputs = {name: inputs[name] for name in ("input_ids", "attention_mask")}
@@ -85,7 +88,7 @@ class Reference:
         return text
 
     @torch.inference_mode()
-    def is_tie(self, inputs: Any, own: Sequence[int], other: Sequence[int]) -> bool:
+    def is_tie(self, inputs: Mapping[str, torch.Tensor], own: Sequence[int], other: Sequence[int]) -> bool:
         """Return whether the model is indifferent at the first token in which another answer differs from its own."""
         special = set(self._tokenizer.all_special_ids)
         places = [place for place, number in enumerate(own) if number not in special]
@@ -115,6 +118,6 @@ def find_differences(source: Path, task: Any, texts: Sequence[str]) -> dict[int,
     return found
 
 
-def _read_answers(task: Any, outputs: Mapping[str, Any], items: Sequence[Any]) -> list[tuple[list[int], str]]:
+def _read_answers(task: Served, outputs: Outputs, items: Sequence[object]) -> list[tuple[list[int], str]]:
     results = (result["translation_text"] for result in task.split(outputs, items))
     return [*zip(outputs["sequences"].tolist(), results, strict=True)]

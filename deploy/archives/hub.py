@@ -17,9 +17,8 @@ import safetensors.torch
 import torch
 import transformers
 
-from deploy.archives.forms import INDEX, check_form
+from deploy.archives.forms import INDEX, check_form, flatten, read_router
 from deploy.archives.pickles import read_tensors
-from deploy.archives.routers import flatten, read_router
 from deploy.archives.sources import Source, WeightsUnavailable, list_served_files, list_unserved_files
 from deploy.archives.state_dicts import read_state
 from deploy.models import ModelEntry

@@ -42,7 +42,7 @@ def check_labels(model: ModelEntry) -> None:
 def read_label_file(model: ModelEntry, path: Path) -> tuple[list[str], list[str]]:
     """Read names by number, or TorchServe's pairs {"0": ["n01440764", "tench"], ...} and their ids."""
     try:
-        content: Any = json.loads(path.read_text(encoding="utf-8"))
+        content: object = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError):
         content = None
     if not isinstance(content, dict):

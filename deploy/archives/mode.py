@@ -1,8 +1,8 @@
 """TorchServe's part of an archive's model-config.yaml, which follows from the mode: adaptive or classic."""
 
 from collections.abc import Mapping
-from typing import Any
 
+from deploy import Json
 from deploy.archives.tasks import Mode, task_of
 from deploy.models import ModelEntry
 from handlers.continuous.mode import CONTINUOUS, check_mode
@@ -17,12 +17,12 @@ ADAPTIVE = {CONTINUOUS: True, "batchSize": 64, "maxBatchDelay": 1, "minWorkers":
 CLASSIC = {"batchSize": 32, "maxBatchDelay": 1}
 
 
-def complete_config(entry: ModelEntry) -> dict[str, Any]:
+def complete_config(entry: ModelEntry) -> Json:
     """Return the entry's model-config.yaml as its archive has it; see `complete_mode`."""
     return complete_mode(entry.name, entry.config(), task_of(entry).mode)
 
 
-def complete_mode(name: str, config: Mapping[str, Any], default: Mode = "adaptive") -> dict[str, Any]:
+def complete_mode(name: str, config: Mapping[str, object], default: Mode = "adaptive") -> Json:
     """Add TorchServe's keys for the mode of a model-config.yaml; its own keys stay."""
     if CONTINUOUS in config:
         raise InvalidConfig(
@@ -31,7 +31,7 @@ def complete_mode(name: str, config: Mapping[str, Any], default: Mode = "adaptiv
         )
     mode = _read_mode(config)
     is_classic = mode == "classic" or (mode == "auto" and (default == "classic" or find_classic_cause(config)))
-    defaults: Mapping[str, Any] = CLASSIC if is_classic else ADAPTIVE
+    defaults: Mapping[str, object] = CLASSIC if is_classic else ADAPTIVE
     if config.get("asyncCommunication"):
         # TorchServe's frontend fails with larger batches there.
         defaults = {CONTINUOUS: True} if not is_classic else {}
@@ -53,7 +53,7 @@ def describe_defaults(entry: ModelEntry) -> str | None:
     return f"{mode} mode, {', '.join(added)} by default; model-config.yaml sets others" if added else None
 
 
-def find_classic_cause(config: Mapping[str, Any]) -> str | None:
+def find_classic_cause(config: Mapping[str, object]) -> str | None:
     """Return the line of a model-config.yaml without a mode that rules adaptive mode out."""
     if _read_mode(config) != "auto":
         return None
@@ -66,9 +66,9 @@ def find_classic_cause(config: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _read_mode(config: Mapping[str, Any]) -> Any:
+def _read_mode(config: Mapping[str, object]) -> object:
     """Read the mode as it is written; parsing the settings checks it."""
-    inner: Any = config
+    inner: object = config
     for key in ("handler", "scheduling"):
         inner = inner.get(key) if isinstance(inner, Mapping) else None
     return inner.get("mode", "auto") if isinstance(inner, Mapping) else "auto"

@@ -16,6 +16,7 @@ from typing import IO, Any, NamedTuple, Self
 
 import yaml
 
+from deploy import Json
 from deploy.yaml_text import parse_yaml
 from handlers.errors import InvalidConfig
 
@@ -36,7 +37,7 @@ class Member(NamedTuple):
     name: str
     size: int
     packed: int
-    source: Any
+    source: zipfile.ZipInfo | tarfile.TarInfo
 
 
 class Header(tarfile.TarInfo):
@@ -53,8 +54,8 @@ class Header(tarfile.TarInfo):
 @dataclass(frozen=True, slots=True)
 class OldArchive:
     folder: Path
-    manifest: dict[str, Any]  # `model` of its MANIFEST.json: modelName, handler, serializedFile, modelFile
-    config: dict[str, Any]  # its model-config.yaml; empty if it has none
+    manifest: Json  # `model` of its MANIFEST.json: modelName, handler, serializedFile, modelFile
+    config: Json  # its model-config.yaml; empty if it has none
 
     def path(self, key: str) -> Path | None:
         """Return the file that the manifest names under a key; None if there is no such file."""
@@ -69,7 +70,7 @@ class OldArchive:
             raise InvalidConfig(f"{name} has {path.stat().st_size} bytes; at most {MOST_SETTINGS_BYTES} are read")
         return path.read_text(encoding="utf-8", errors="replace")
 
-    def read_json(self, name: str) -> dict[str, Any]:
+    def read_json(self, name: str) -> Json:
         """Read a JSON object; empty if there is no such file; InvalidConfig if it is not a JSON object."""
         return _parse(name, self.read_text(name), json.loads) if (self.folder / name).is_file() else {}
 
@@ -112,7 +113,7 @@ def _read(folder: Path) -> OldArchive:
     return OldArchive(folder, manifest, config)
 
 
-def _parse(name: str, text: str, parse: Callable[[str], Any]) -> dict[str, Any]:
+def _parse(name: str, text: str, parse: Callable[[str], object]) -> Json:
     try:
         found = parse(text)
     except (ValueError, yaml.YAMLError, RecursionError) as error:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, BinaryIO, ClassVar, NamedTuple
 
 import torch
 
@@ -45,7 +45,7 @@ class Instance(dict[Any, Any]):
     """The items and the state of an object of any class."""
 
     name = ""
-    state: Any = None
+    state: object = None
 
     def append(self, item: object) -> None:
         """Skip an item of a subclass of list."""
@@ -55,9 +55,9 @@ class Global(NamedTuple):
     """The name of a class or function, and its reader, which runs its own instead."""
 
     name: str
-    reader: Any
+    reader: "_Reader"
 
-    def __call__(self, *arguments: Any) -> Any:
+    def __call__(self, *arguments: object) -> Any:
         return self.reader.call(self.name, *arguments)
 
 
@@ -87,8 +87,8 @@ class Claim(NamedTuple):
 
     storage: Any
     offset: Any = 0
-    size: Any = ()
-    stride: Any = ()
+    size: object = ()
+    stride: object = ()
 
     def check(self) -> int:
         """Return its bytes, for which an empty dimension counts as one; InvalidPickle if they are not there."""
@@ -105,7 +105,7 @@ class Claim(NamedTuple):
         return math.prod(max(length, 1) for length in size) * self.storage.dtype.itemsize
 
 
-def read_tensors(path: Path, choose: Callable[[Any], Mapping[str, Any]]) -> dict[str, torch.Tensor]:
+def read_tensors(path: Path, choose: "Callable[[Any], Mapping[str, Claim]]") -> dict[str, torch.Tensor]:
     """Read the tensors that `choose` selects among a file's data; InvalidPickle or any error if it is not sound."""
     if zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:
@@ -134,7 +134,7 @@ def _read(archive: zipfile.ZipFile, name: str, size: int | None = None) -> bytes
     return archive.read(info)
 
 
-def _load(found: Mapping[str, Any], read: Callable[[Storage], bytes], most: int) -> dict[str, torch.Tensor]:
+def _load(found: Mapping[str, Claim], read: Callable[[Storage], bytes], most: int) -> dict[str, torch.Tensor]:
     """Read the storages of some claims, from a file of `most` bytes."""
     claimed = sum(claim.check() for claim in found.values())
     storages = {each.storage.name: each.storage for each in found.values()}
@@ -148,14 +148,14 @@ def _load(found: Mapping[str, Any], read: Callable[[Storage], bytes], most: int)
 class _Counted:
     """A file of a bounded number of reads, so that a pickle cannot make more objects."""
 
-    def __init__(self, file: Any) -> None:
+    def __init__(self, file: BinaryIO | mmap.mmap) -> None:
         self._file, self.left = file, MOST_READS
 
-    def read(self, size: int) -> Any:
+    def read(self, size: int) -> bytes:
         self.spend(1)
         return self._file.read(size)
 
-    def readline(self) -> Any:
+    def readline(self) -> bytes:
         self.spend(1)
         return self._file.readline()
 
@@ -169,9 +169,9 @@ class _Reader(pickle._Unpickler):
     """Reads pickles in Python. No opcode imports, hashes, compares or prints an object, or changes a claim."""
 
     stack: list[Any]
-    pop_mark: Callable[[], list[Any]]
+    pop_mark: Callable[[], list[object]]
 
-    def __init__(self, file: Any) -> None:
+    def __init__(self, file: BinaryIO | mmap.mmap) -> None:
         self._counted, self._storages = _Counted(file), dict[str, Storage]()
         super().__init__(self._counted, encoding="latin1")
 
@@ -218,7 +218,7 @@ class _Reader(pickle._Unpickler):
             made.update((pair[0], pair[1]) for pair in arguments[0] if type(pair[0]) in {str, int})
         return made
 
-    def _put(self, items: list[Any] | None = None) -> None:
+    def _put(self, items: list[object] | None = None) -> None:
         """Put keys and values into a mapping. Weights have texts as keys, and states of an optimizer numbers."""
         items = self.pop_mark() if items is None else items
         if isinstance(self.stack[-1], dict):

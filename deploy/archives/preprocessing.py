@@ -8,7 +8,6 @@ import itertools
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torchvision
@@ -16,6 +15,7 @@ import transformers
 from numpy.typing import NDArray
 from PIL import Image
 
+from deploy import Json
 from deploy.archives.sources import Source
 from deploy.models import ModelEntry
 from handlers.errors import InvalidConfig, reason
@@ -40,7 +40,7 @@ FOLLOWED = (
 )
 
 
-def complete_settings(config: ImageClassificationConfig, origin: Source) -> dict[str, Any]:
+def complete_settings(config: ImageClassificationConfig, origin: Source) -> Json:
     """Return a classifier's settings, completed from the transform of torchvision's weights."""
     weights = _find_weights(config, origin)
     return {
@@ -80,13 +80,13 @@ def read_transform(model: ModelEntry, config: ImageClassificationConfig, origin:
     )
 
 
-def _find_weights(config: ImageClassificationConfig, origin: Source) -> Any:
+def _find_weights(config: ImageClassificationConfig, origin: Source) -> torchvision.models.WeightsEnum:
     known = torchvision.models.get_model_weights(config.arch)
     name = origin.location if origin.kind == "torchvision" else FIRST
     return known[name] if name in known.__members__ else next(iter(known))
 
 
-def _read_published(weights: Any) -> dict[str, Any]:
+def _read_published(weights: torchvision.models.WeightsEnum) -> Json:
     transform = weights.transforms()
     values = (
         transform.resize_size[0],
@@ -99,7 +99,7 @@ def _read_published(weights: Any) -> dict[str, Any]:
     return dict(zip(OF_ARCH, values, strict=True))
 
 
-def _format(value: Any) -> str:
+def _format(value: object) -> str:
     return str(list(value)) if isinstance(value, tuple) else str(value)
 
 
@@ -136,7 +136,7 @@ def follow_processor(checkpoint: Path) -> Preprocessing:
     return best
 
 
-def load_processors(checkpoint: Path) -> list[Any]:
+def load_processors(checkpoint: Path) -> list[transformers.BaseImageProcessor]:
     try:
         found = [
             transformers.AutoImageProcessor.from_pretrained(checkpoint, backend=backend, local_files_only=True)
@@ -149,7 +149,9 @@ def load_processors(checkpoint: Path) -> list[Any]:
     return list({type(each): each for each in found}.values())
 
 
-def run_processors(processors: Sequence[Any], picture: Image.Image, **settings: Any) -> list[NDArray[np.float32]]:
+def run_processors(
+    processors: Sequence[transformers.BaseImageProcessor], picture: Image.Image, **settings: object
+) -> list[NDArray[np.float32]]:
     """Run each processor on a picture, with these settings, to (3, H, W)."""
     try:
         with warnings.catch_warnings():
@@ -159,7 +161,7 @@ def run_processors(processors: Sequence[Any], picture: Image.Image, **settings: 
         raise InvalidConfig(f"the image processor fails on a picture of {picture.size}: {reason(error)}") from error
 
 
-def _find_statistics(processors: Sequence[Any]) -> tuple[Levels, Levels, bool]:
+def _find_statistics(processors: Sequence[object]) -> tuple[Levels, Levels, bool]:
     """Find the mean and deviation of values in 0..255, and whether blue comes first, by pictures of one colour."""
     side = 2 * max(SIZES[-1])
     found = [
@@ -183,7 +185,7 @@ def _normalise(found: Preprocessing, pixels: Pixels) -> NDArray[np.float64]:
     return values[::-1] if found.is_bgr else values
 
 
-def _find_sizes(processor: Any, width: int, height: int) -> Iterator[int | tuple[int, int]]:
+def _find_sizes(processor: object, width: int, height: int) -> Iterator[int | tuple[int, int]]:
     """Yield the sizes that images may be resized to: the model's, or larger ones that the settings name."""
     yield width, height
     size = getattr(processor, "size", None) or {}
@@ -195,13 +197,13 @@ def _find_sizes(processor: Any, width: int, height: int) -> Iterator[int | tuple
     yield from sorted({side for each in named for share in shares if (side := int(each / share)) >= max(width, height)})
 
 
-def _read_filter(processor: Any) -> str:
+def _read_filter(processor: object) -> str:
     resample = getattr(processor, "resample", None)
     value = getattr(resample, "value", resample)
     return value if isinstance(value, str) else Image.Resampling(2 if value is None else value).name.lower()
 
 
-def _name_unfollowed(processor: Any) -> str:
+def _name_unfollowed(processor: transformers.BaseImageProcessor) -> str:
     """Name a processor's settings that are not followed, or else those of its geometry."""
     settings = {name: value for name, value in processor.to_dict().items() if value is not None and value is not False}
     others = {name: value for name, value in settings.items() if name not in FOLLOWED and not isinstance(value, str)}

@@ -95,7 +95,7 @@ def _stage(
         exports.take(key, convert, folder)
 
     if model.handler not in BUILT_IN:
-        import_quietly("deploy.archives.rehearsal").rehearse(model, task, folder)
+        import_quietly("deploy.archives.custom").rehearse(model, task, folder)
     elif plan is not None and task.compares:
         plan.make(model, origin, engine, folder, exports=exports, key=key)
 

@@ -17,6 +17,7 @@ from deploy.archives.sources import WeightsUnavailable
 from deploy.models import ModelEntry
 
 StateDict = dict[str, torch.Tensor]
+Tensors = dict[str, Any]  # a tensor, or the claim of one, by its name
 
 # A wrapper's attribute for its module, anywhere in a name: torch.compile, FSDP, activation checkpoints.
 WRAPPERS = re.compile(r"^module\.|\b(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module|_forward_module)\.")
@@ -44,7 +45,7 @@ def read_state(model: ModelEntry, path: Path, expected: Collection[str]) -> Stat
         ) from error
 
 
-def _choose(loaded: Any, expected: Collection[str]) -> dict[str, Any]:
+def _choose(loaded: object, expected: Collection[str]) -> Tensors:
     """Choose the state dict that fits the expected names best."""
     found = {key: _unwrap(state, expected) for key, state in _find_state_dicts(loaded).items()}
     fits = {key: sum(name in state for name in expected) for key, state in found.items()}
@@ -60,10 +61,10 @@ def _choose(loaded: Any, expected: Collection[str]) -> dict[str, Any]:
     return found[best[0]]
 
 
-def _find_state_dicts(loaded: Any) -> dict[str, dict[str, Any]]:
+def _find_state_dicts(loaded: object) -> dict[str, Tensors]:
     """Find the state dicts nearest to the top of a checkpoint, by their keys; each mapping is searched once."""
     level: dict[tuple[str, ...], Any] = {(): loaded}
-    seen, found = set[int](), dict[str, dict[str, Any]]()
+    seen, found = set[int](), dict[str, Tensors]()
     for _ in range(MOST_LEVELS):
         level = {key: value for key, value in level.items() if isinstance(value, Mapping) and id(value) not in seen}
         seen |= {id(value) for value in level.values()}
@@ -80,7 +81,7 @@ def _find_state_dicts(loaded: Any) -> dict[str, dict[str, Any]]:
     return found
 
 
-def _unwrap(state: dict[str, Any], expected: Collection[str]) -> dict[str, Any]:
+def _unwrap(state: Tensors, expected: Collection[str]) -> Tensors:
     """Remove wrappers' names, and the prefix under which most of the expected names are found."""
     plain = {WRAPPERS.sub("", name): tensor for name, tensor in state.items() if not name.startswith(TRAINING)}
     starts = {name: [0, *(dot.end() for dot in re.finditer(r"\.", name))] for name in plain}

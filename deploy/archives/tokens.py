@@ -19,6 +19,7 @@ from typing import Any
 
 import tokenizers
 
+from deploy import Json
 from deploy.models import ModelEntry
 from handlers.checkpoints import import_transformers, load_tokenizer
 from handlers.errors import InvalidConfig, reason
@@ -100,11 +101,11 @@ def _check_config(folder: Path) -> None:
             raise InvalidConfig(f"transformers cannot read config.json ({reason(error)}); correct it") from error
 
 
-def _read_own(folder: Path, settings: Any) -> list[Any]:
+def _read_own(folder: Path, settings: Json) -> list[tokenizers.Tokenizer]:
     """Read tokenizer.json as it is, and with the settings that transformers 4 wrote over it, too."""
     text = (folder / OWN).read_text(encoding="utf-8")
 
-    def follow(part: dict[str, Any]) -> dict[str, Any]:
+    def follow(part: Json) -> Json:
         names = SETTINGS.get(str(part.get("type")), {})
         return part | {names[key]: settings[key] for key in names if settings.get(key) is not None}
 
@@ -119,7 +120,7 @@ def _read_own(folder: Path, settings: Any) -> list[Any]:
     return found
 
 
-def _find_difference(tokenizer: Any, own: Sequence[Any], texts: Sequence[str]) -> str | None:
+def _find_difference(tokenizer: Any, own: Sequence[tokenizers.Tokenizer], texts: Sequence[str]) -> str | None:
     """Return the first text, or added token, whose ids are not those of tokenizer.json; None if all are."""
     # A model of several languages has a token of the text's language, which is a state of its tokenizer.
     options = {"add_special_tokens": not hasattr(tokenizer, "src_lang")}
@@ -127,17 +128,19 @@ def _find_difference(tokenizer: Any, own: Sequence[Any], texts: Sequence[str]) -
     texts = [*texts, *(f"a{token}b" for token in added)]
     firsts, seconds = texts[:2], texts[2:4]
     rows = [row for pairs in ((texts,), (firsts, seconds)) for row in tokenizer(*pairs, **options)["input_ids"]]
-    asked: list[Any] = [*texts, *zip(firsts, seconds, strict=True)]
+    asked: list[str | tuple[str, str]] = [*texts, *zip(firsts, seconds, strict=True)]
     expected = [[each.ids for each in one.encode_batch(asked, **options)] for one in own]
     found = [[text for text, *both in zip(asked, rows, ids, strict=True) if both[0] != both[1]] for ids in expected]
     return str(found[-1][0]) if all(found) else None
 
 
-def _find_ways_out(folder: Path, settings: Any, own: Sequence[Any], *, has_languages: bool) -> Iterator[str]:
+def _find_ways_out(
+    folder: Path, settings: Json, own: Sequence[tokenizers.Tokenizer], *, has_languages: bool
+) -> Iterator[str]:
     """Yield the entries of tokenizer_config.json with which transformers makes the tokens of tokenizer.json."""
     names = import_transformers().models.auto.tokenization_auto.TOKENIZER_MAPPING_NAMES
     usual = names.get(read_json(folder / "config.json").get("model_type"))
-    changes: list[dict[str, Any]] = [{"do_lower_case": False}, {"add_prefix_space": True}]
+    changes: list[Json] = [{"do_lower_case": False}, {"add_prefix_space": True}]
     changes = [each for each in changes if not each.keys() & settings.keys()]
     classes = dict.fromkeys((usual, "XLMRobertaTokenizer", "PreTrainedTokenizerFast"))
     changes += [{"tokenizer_class": name} for name in classes if name]

@@ -7,7 +7,7 @@ import contextlib
 import io
 import socket
 import urllib.error
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from handlers.vision.pixel_network import AUXILIARY
 NETWORK_TIMEOUT_S = 20
 
 
-def load_weights(model: ModelEntry, arch: str, origin: Source, **options: Any) -> StateDict:
+def load_weights(model: ModelEntry, arch: str, origin: Source, **options: object) -> StateDict:
     if origin.kind == "random":
         if "detection" in torchvision.models.get_model_builder(arch).__module__:
             raise WeightsUnavailable(f"{model.name}: no random weights for {arch}; use --weights PATH, a state dict")
@@ -38,17 +38,19 @@ def load_weights(model: ModelEntry, arch: str, origin: Source, **options: Any) -
 class _NumbersInMemory(TorchFunctionMode):
     """Keeps ranges and lists of numbers on the CPU: RegNet computes its widths with them, and reads the result."""
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, func: Callable[..., Any], types: object, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
         return func(*args, **{**(kwargs or {}), **({"device": "cpu"} if func in (torch.arange, torch.tensor) else {})})
 
 
-def read_shapes(arch: str, **options: Any) -> dict[str, torch.Size]:
+def read_shapes(arch: str, **options: object) -> dict[str, torch.Size]:
     with torch.device("meta"), _NumbersInMemory():
         network = torchvision.models.get_model(arch, weights=None, **options)
     return {name: tensor.shape for name, tensor in network.state_dict().items()}
 
 
-def count_classes(model: ModelEntry, arch: str, state: StateDict, **options: Any) -> int:
+def count_classes(model: ModelEntry, arch: str, state: StateDict, **options: object) -> int:
     """Read the number of classes from the head: the weights whose shape depends on that number."""
     two, three = (read_shapes(arch, num_classes=count, **options) for count in (2, 3))
     heads = [name for name, shape in two.items() if shape != three[name] and not AUXILIARY.match(name)]
@@ -96,7 +98,7 @@ def _fetch(model: ModelEntry, arch: str, name: str) -> StateDict:
     return state
 
 
-def _make_random(arch: str, **options: Any) -> StateDict:
+def _make_random(arch: str, **options: object) -> StateDict:
     """Make seeded weights with logits of unit deviation on blurred noise, which deep defaults would not have."""
     threads = torch.get_num_threads()
     with torch.random.fork_rng(devices=[]), torch.no_grad():

@@ -19,7 +19,7 @@ from deploy.gateway.settings import CONFIG, STATE_DIR, GatewaySettings, Ports, r
 from deploy.gateway.supervisor import PROBLEM, GatewayFailed, is_listening, read_problem, start_module, supervise
 from deploy.gateway.watch import read_saved
 from deploy.models import ROOT
-from deploy.nodes.run.errors import ServerError
+from deploy.nodes.run import ServerError
 from deploy.nodes.run.machine import LocalNode, reachable_nodes
 from deploy.nodes.run.node import NODES, write_nodes
 from deploy.nodes.run.processes import find_holder, hold_pid_file, wait_until

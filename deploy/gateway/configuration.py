@@ -13,10 +13,10 @@ import socket
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from pydantic import TypeAdapter
 
+from deploy import Json
 from deploy.gateway.settings import GUARDS, NONE, GatewaySettings, Ports, make_settings, read_document
 from deploy.gateway.watch import read_saved
 from deploy.nodes.run.node import Node, read_nodes, replace_file
@@ -32,6 +32,7 @@ STARTED, START = "started.json", TypeAdapter[tuple[Path, Ports] | None](tuple[Pa
 # The place of a setting: ("limits", "headers").
 Place = tuple[str, ...]
 PLACES = TypeAdapter(set[Place])
+Stats = list[tuple[int, int, int, int]]  # of each file
 Resolver = Callable[[str], Iterable[str]]
 
 
@@ -72,8 +73,8 @@ class Configuration:
         self._ports = started[1] if started else None
         self._has_other_ports = False
         # The settings as last parsed, with the times and sizes of their files.
-        self._parsed: tuple[Any, GatewaySettings] | None = None
-        self._seen: Any = None  # the times and sizes of the files at the last read
+        self._parsed: tuple[Stats, GatewaySettings] | None = None
+        self._seen: Stats | None = None  # the times and sizes of the files at the last read
 
     def read(self) -> tuple[GatewaySettings, tuple[Node, ...]]:
         """Read both; with `discover` this may block for as long as a name server takes."""
@@ -113,12 +114,12 @@ class Configuration:
         self._parsed, self._seen = (found, settings), found
         return settings
 
-    def _stat_files(self) -> Any:
+    def _stat_files(self) -> Stats:
         named = self._parsed[1].key_file if self._parsed else None
         found = [path.stat() for path in (self._config, *([Path(named)] if named else []))]
         return [(each.st_mtime_ns, each.st_size, each.st_ino, each.st_mode) for each in found]
 
-    def _keep_guards(self, document: dict[str, Any]) -> None:
+    def _keep_guards(self, document: Json) -> None:
         """Remember the guards; raise InvalidConfig if the file has lost one."""
         found = dict(_find_guards(document))
         inner = {place for place in self._guards - found.keys() if found.get(place[:-1], NONE) != NONE}
@@ -166,7 +167,7 @@ class Configuration:
         self._logged = problem
 
 
-def _find_guards(value: Any, place: Place = ()) -> Iterator[tuple[Place, Any]]:
+def _find_guards(value: object, place: Place = ()) -> Iterator[tuple[Place, object]]:
     """Yield the settings that close the edge, with their places and values."""
     yield place, value
     for name, each in value.items() if isinstance(value, dict) else ():

@@ -14,8 +14,7 @@ from pathlib import Path
 from time import sleep
 
 from deploy.gateway.settings import CONFIG, STATE_DIR, GatewaySettings, read_settings
-from deploy.nodes.run import serve
-from deploy.nodes.run.errors import ServerError
+from deploy.nodes.run import ServerError, serve
 from deploy.nodes.run.lifecycle import find_watcher, stop_node
 from deploy.nodes.run.machine import LocalNode, all_nodes
 from deploy.nodes.run.node import RESTARTING, reachable_host

@@ -19,6 +19,7 @@ from urllib.parse import quote
 import aiohttp
 from yarl import URL
 
+from deploy import Json
 from deploy.gateway.state import Placement
 from deploy.nodes.run.node import Node, read_tokens
 from deploy.protocol.deep import ANSWER_S, SAMPLE
@@ -152,7 +153,7 @@ async def _get(session: aiohttp.ClientSession, node: Node, path: str) -> Any:
     return document if status == 200 else None
 
 
-def _read_placement(document: Mapping[str, Any], default: str) -> Placement:
+def _read_placement(document: Json, default: str) -> Placement:
     """Read TorchServe's description of a version; `default` is the model's default version on that node."""
     workers = document["workers"]
     ready = [worker for worker in workers if worker["status"] == "READY"]
@@ -172,9 +173,7 @@ def _read_placement(document: Mapping[str, Any], default: str) -> Placement:
     )
 
 
-async def fetch_metadata(
-    session: aiohttp.ClientSession, node: Node, model: str, version: str
-) -> Mapping[str, Any] | None:
+async def fetch_metadata(session: aiohttp.ClientSession, node: Node, model: str, version: str) -> Json | None:
     """Ask a version for its inputs and outputs; None from a handler of another project, which rejects the question."""
     path = f"/predictions/{quote(model, safe='')}/{quote(version, safe='')}"
     headers = {METADATA_HEADER: "1"}
@@ -193,7 +192,7 @@ async def ask_sample(session: aiohttp.ClientSession, node: Node, model: str, ver
     return (await asked)[0]
 
 
-def _get_type(document: Any) -> Any:
+def _get_type(document: object) -> object:
     return document.get("type") if isinstance(document, dict) else None
 
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, Field, model_validator
 from pydantic.dataclasses import dataclass
 
-from deploy import settings_file
+from deploy import Json, settings_file
 from deploy.gateway.envoy.resources import filter_headers
 from deploy.models import ROOT
 from deploy.nodes.run.node import Node
@@ -150,7 +150,7 @@ def read_settings(path: Path = CONFIG) -> GatewaySettings:
     return make_settings(path, read_document(path))
 
 
-def read_document(path: Path) -> dict[str, Any]:
+def read_document(path: Path) -> Json:
     """Parse the settings, with the keys of `key_file` as `keys`."""
     document = read_yaml(path) or {}
     if not isinstance(document, dict):
@@ -165,7 +165,7 @@ def read_document(path: Path) -> dict[str, Any]:
     return document
 
 
-def make_settings(path: Path, document: dict[str, Any]) -> GatewaySettings:
+def make_settings(path: Path, document: Json) -> GatewaySettings:
     settings = settings_file.read_settings(GatewaySettings, path, _omit_none(document))
     settings = _anchor(settings, path.resolve().parent)
     secret = Path(settings.key_file or path)
@@ -190,7 +190,7 @@ def _anchor(settings: GatewaySettings, folder: Path) -> GatewaySettings:
     return replace(settings, key_file=at(settings.key_file), tls=tls, nodes=nodes)
 
 
-def _omit_none(document: dict[str, Any]) -> dict[str, Any]:
+def _omit_none(document: Json) -> Json:
     """Return a document without the guards, and the parts of guards, that are `none`."""
 
     def omit(part: Any) -> Any:

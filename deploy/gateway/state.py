@@ -10,8 +10,9 @@ Fleet
 from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Literal
 
+from deploy import Json
 from deploy.gateway.settings import Canary
 from deploy.nodes.run.node import Node
 from deploy.protocol.description import strip_zeros
@@ -52,7 +53,7 @@ class ServedVersion:
     version: str
     placements: Mapping[str, Placement]
     # The handler's metadata (`handlers.protocol.metadata`); None before its first response.
-    metadata: Mapping[str, Any] | None = None
+    metadata: Json | None = None
     spaces: Mapping[str, str] = field(default_factory=dict)  # node -> the identity of its vectors
     space: str = ""  # only nodes of this one receive requests; "" for all nodes
 
@@ -79,7 +80,7 @@ class ServedModel:
     default: str | None = None
 
     @property
-    def metadata(self) -> Mapping[str, Any]:
+    def metadata(self) -> Json:
         """The handler's metadata, of any version that has reported it; empty without one."""
         return next((each.metadata for each in self.versions.values() if each.metadata), {})
 

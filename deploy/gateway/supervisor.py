@@ -26,7 +26,7 @@ from deploy.gateway.envoy.listeners import bootstrap
 from deploy.gateway.envoy.process import Envoy, EnvoyError
 from deploy.gateway.settings import GatewaySettings
 from deploy.models import ROOT
-from deploy.nodes.run.errors import ServerError
+from deploy.nodes.run import ServerError
 from deploy.nodes.run.lifecycle import find_watcher, start_node
 from deploy.nodes.run.machine import Layout, LocalNode, local_nodes
 from deploy.nodes.run.node import reachable_host

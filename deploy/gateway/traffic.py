@@ -13,10 +13,10 @@ import secrets
 import time
 from collections import defaultdict
 from collections.abc import Mapping
-from typing import Any
 
 import aiohttp
 
+from deploy import Json
 from deploy.gateway import metrics
 from deploy.gateway.metrics import Counter
 from deploy.gateway.state import Fleet
@@ -78,7 +78,7 @@ class Traffic:
         counters = self._grown.get(model, {})
         return {name: sums for name, sums in counters.items() if CHARTED.fullmatch(name)}
 
-    def triton(self, model: str, version: str) -> dict[str, Any]:
+    def triton(self, model: str, version: str) -> Json:
         """Return Triton's statistics of a version without its name and version; times in ns, all integers."""
         sums = {key: total for key, total in self._sums.items() if (key.model, key.version) == (model, version)}
 

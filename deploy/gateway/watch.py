@@ -17,11 +17,12 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import aiohttp
 from pydantic import TypeAdapter, ValidationError
 
+from deploy import Json
 from deploy.gateway.management import Models, NodeDraining, NodeFailed, NodeUnreachable, fetch_metadata, list_models
 from deploy.gateway.state import Placement, ServedModel, ServedVersion
 from deploy.nodes.run.node import STARTED, Node, replace_file
@@ -54,7 +55,7 @@ class Watch:
         """Poll a node, with the models known from before; call `changed` after every poll."""
         self.node = node
         self.models = models
-        self.metadata: dict[tuple[str, str], Mapping[str, Any]] = {}  # (Model, version) -> the handler's metadata
+        self.metadata: dict[tuple[str, str], Json] = {}  # (Model, version) -> the handler's metadata
         self.is_up = False  # whether it answered the last poll
         self.is_draining = False  # whether it reported that it is about to end
         self.is_listed = False  # whether it has ever listed its models
@@ -132,7 +133,7 @@ class Watch:
             absent = {key: each for key, each in pending.items() if each and key not in found}
         return {key: self._mark_missing(key, each) for key, each in absent.items()}
 
-    def _recall(self, entry: Mapping[str, Any]) -> Placement | None:
+    def _recall(self, entry: Json) -> Placement | None:
         """Return a version from its node's record; None from an entry with less, unless the version is known."""
         placement = self.models.get((entry["model"], entry["version"]))
         if placement is None and "batch_size" in entry:
@@ -214,7 +215,7 @@ def _keep_history(before: Placement | None, now: Placement) -> Placement:
 def merge_models(watches: Mapping[str, Watch]) -> dict[str, ServedModel]:
     """Return the models of all nodes, each version with its metadata."""
     found: dict[str, dict[str, dict[str, Placement]]] = {}
-    metadata: dict[tuple[str, str], Mapping[str, Any]] = {}
+    metadata: dict[tuple[str, str], Json] = {}
     for node, watch in watches.items():
         for (name, version), placement in watch.models.items():
             current = placement if watch.is_up else replace(placement, ready_workers=0, queued=None)

@@ -5,7 +5,8 @@ a probe -> Checks -> a sample is on its way, or was answered a moment ago? -> it
 
 import asyncio
 from collections.abc import Awaitable, Callable, Hashable, Mapping
-from typing import Any
+
+from deploy import Json
 
 SAMPLE = "sample"  # handlers.protocol.wire's, which an older archive lacks: it answers with its metadata
 ANSWER_S = 20.0  # seconds for the answer to a sample; a long micro-batch may be in front of it
@@ -18,7 +19,7 @@ def problem_of(status: int) -> str:
     return f"its own sample returned {status}" if status >= 400 and status not in _BUSY else ""
 
 
-def describe(problems: Mapping[str, str], is_ready: bool | None = None) -> tuple[dict[str, Any], int]:
+def describe(problems: Mapping[str, str], is_ready: bool | None = None) -> tuple[Json, int]:
     """Return the answer to a probe, and its status; by default a problem is of a whole model."""
     wrong = {name: problem for name, problem in problems.items() if problem}
     is_ready = not wrong if is_ready is None else is_ready

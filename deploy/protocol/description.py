@@ -6,8 +6,8 @@ a handler's metadata (handlers.protocol.metadata) -> metadata, configuration
 import json
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
 
+from deploy import Json
 from deploy.protocol.errors import RequestError
 from deploy.protocol.rejections import UNKNOWN_MODEL
 from handlers.protocol.api_forms import error_document
@@ -28,7 +28,7 @@ def strip_zeros(version: str) -> str:
     return version
 
 
-def describe_server(*extensions: str) -> dict[str, Any]:
+def describe_server(*extensions: str) -> Json:
     """Return the server's metadata, with further extensions."""
     # The client's package imports its connections, too, which a server of one archive does not use.
     from torchserve_client.version import VERSION  # noqa: PLC0415
@@ -36,7 +36,7 @@ def describe_server(*extensions: str) -> dict[str, Any]:
     return {"name": NAME, "version": VERSION, "extensions": [*EXTENSIONS, *extensions]}
 
 
-def metadata(name: str, versions: Sequence[str], document: Mapping[str, Any]) -> dict[str, Any]:
+def metadata(name: str, versions: Sequence[str], document: Json) -> Json:
     """Return the model's metadata, of its handler's; empty for a handler of another project."""
     return {
         "name": name,
@@ -49,9 +49,7 @@ def metadata(name: str, versions: Sequence[str], document: Mapping[str, Any]) ->
     }
 
 
-def configuration(
-    name: str, document: Mapping[str, Any], *, workers: int = 1, batch_size: int = 0, delay_ms: int = 0
-) -> dict[str, Any]:
+def configuration(name: str, document: Json, *, workers: int = 1, batch_size: int = 0, delay_ms: int = 0) -> Json:
     """Return Triton's configuration; with rows along a later dimension, max_batch_size is 0 and `dims` are complete."""
     rows = document.get("max_batch_size")
     rows = rows if isinstance(rows, int) and rows > 0 else 1
@@ -60,7 +58,7 @@ def configuration(
     elsewhere = {each["name"]: each["batch_dim"] for kind in tensors.values() for each in kind if each.get("batch_dim")}
     first = 0 if elsewhere else 1
     # Values without a field in the configuration; the proof of each precision of the archive, as JSON.
-    parameters: dict[str, Any] = {"max_batch_size": rows} if elsewhere else {}
+    parameters: dict[str, object] = {"max_batch_size": rows} if elsewhere else {}
     parameters |= {f"batch_dim.{name}": dimension for name, dimension in elsewhere.items()}
     if precision := document.get("precision"):
         parameters["precision"] = precision
@@ -85,7 +83,7 @@ def configuration(
     }
 
 
-def find_only(path: str, documents: Mapping[str, Mapping[str, Any]], preferred: Sequence[str] = ()) -> str:
+def find_only(path: str, documents: Mapping[str, Json], preferred: Sequence[str] = ()) -> str:
     """Return the model for a request that names none, by all metadata: the only one, or the preferred; or ""."""
     asked = NAMELESS.get(path, "")
     found = [name for name, document in documents.items() if asked in (document.get("apis") or [document.get("api")])]
@@ -93,7 +91,7 @@ def find_only(path: str, documents: Mapping[str, Mapping[str, Any]], preferred: 
     return found[0] if len(found) == 1 else ""
 
 
-def describe_embedder(documents: Mapping[str, Mapping[str, Any]], preferred: Sequence[str]) -> dict[str, Any]:
+def describe_embedder(documents: Mapping[str, Json], preferred: Sequence[str]) -> Json:
     """Return text-embeddings-inference's /info of the model of /embed or else of /rerank, given all metadata."""
     if not (name := find_only("/embed", documents, preferred) or find_only("/rerank", documents, preferred)):
         raise RequestError(404, "/info: one model must embed or rerank, or default_models name one")
@@ -104,11 +102,11 @@ def describe_embedder(documents: Mapping[str, Mapping[str, Any]], preferred: Seq
 
 
 def list_models(
-    documents: Mapping[str, Mapping[str, Any]], name: str = "", states: Mapping[str, str] = MappingProxyType({})
-) -> tuple[Mapping[str, Any], int]:
+    documents: Mapping[str, Json], name: str = "", states: Mapping[str, str] = MappingProxyType({})
+) -> tuple[Mapping[str, object], int]:
     """Return OpenAI's list of models by all metadata, or the model of that name, with the status."""
     # Clients expect a time; no node reports one.
-    found: dict[str, dict[str, Any]] = {
+    found: dict[str, Json] = {
         each: {"id": each, "object": "model", "created": 0, "owned_by": "torchserve"} for each in documents
     }
     for each, document in documents.items():
@@ -123,7 +121,7 @@ def list_models(
     return error_document(*UNKNOWN_MODEL[:3], "model"), UNKNOWN_MODEL.status
 
 
-def _describe_tensor(tensor: Mapping[str, Any], first: int) -> dict[str, Any]:
+def _describe_tensor(tensor: Json, first: int) -> Json:
     """Return a tensor of the configuration, with the dimensions from `first` on."""
     datatype = tensor["datatype"]
     return {

@@ -5,15 +5,14 @@ the parts of a host, its models' metadata (handlers.protocol.metadata) -> descri
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from urllib.parse import quote
 
 import numpy as np
 
+from deploy import Json
 from deploy.protocol.description import NAME, describe_server, find_only
 from handlers.protocol import wire
-
-Json = dict[str, Any]
 
 # Parts of hosts: those of the routes below that a host has.
 FRONTEND = frozenset({"", "list"})
@@ -174,7 +173,7 @@ def _option(schema: Json) -> Json:
     return {**(ANY if known.get("type") == "array" else {}), **known}
 
 
-def _shown(example: Any) -> Json:
+def _shown(example: object) -> Json:
     return {} if example is None else {"example": example}
 
 
@@ -208,7 +207,7 @@ def _tensors(model: Json) -> Json:
     return {"schema": schema, **_shown({"inputs": tensors} if all(tensors) and tensors else None)}
 
 
-def _tensor(tensor: Json, value: Any) -> Json:
+def _tensor(tensor: Json, value: object) -> Json:
     """Return one row of a tensor; empty if the rows are not along its first dimension."""
     array = np.array(value)
     shape = [1, *array.shape, *([1] if len(tensor["shape"]) == array.ndim + 2 else [])]

@@ -16,11 +16,10 @@ import orjson
 from rich.console import Console
 
 from deploy.archives.archive import ArchiverFailed
-from deploy.nodes.run.errors import ServerError
-from load.bench import archives, machine, peer_process
-from load.bench.rounds import Bench, progress
-from load.bench.table import Row, render
-from load.errors import LoadError
+from deploy.nodes.run import ServerError
+from load import LoadError
+from load.bench import archives, peer_process
+from load.bench.rounds import Bench, Row, describe_machine, progress, render
 from load.sandbox import NotStarted
 from torchserve_client.arguments import Parser, number
 from torchserve_client.errors import ClientError
@@ -118,7 +117,7 @@ def measure(options: argparse.Namespace) -> int:
                 bench.remark(f"{name}: not measured: {error}")
                 failed += 1
         progress(f"{name} took {(time.monotonic() - started_s) / 60:.1f} minutes")
-    where = machine.describe("openvino", "ctranslate2", "torch", "torchserve")
+    where = describe_machine("openvino", "ctranslate2", "torch", "torchserve")
     method = f"at most {options.rounds} interleaved rounds of {options.seconds:g} s each; median (min..max)"
     # Infinite figures, p99 if over 1 % of requests failed, are null.
     table = {"machine": where, "method": method, "rows": [row.to_json() for row in rows], "remarks": remarks}

@@ -9,7 +9,6 @@ import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -20,6 +19,7 @@ from deploy.models import Engine, ModelEntry, model
 from deploy.places import STORE
 from handlers.archive_files import CHECKPOINT
 from handlers.continuous.mode import CONTINUOUS
+from load import Json
 from load.bench.rounds import Bench, progress, redirect_output
 
 CPU_ONLY = ("number_of_gpu=0",)  # the comparisons use OpenVINO on the processor, even on a machine with a GPU
@@ -71,7 +71,7 @@ def recipe(
     precisions: Comparisons | None = None,
     engine: Engine = "auto",
 ) -> Recipe:
-    options: Any = {"archive_format": "no-archive", "export_path": store, "cache_path": EXPORTS}
+    options: Json = {"archive_format": "no-archive", "export_path": store, "cache_path": EXPORTS}
     return Recipe(of, weights, engine, comparisons=precisions or plan_comparisons(), **options)
 
 

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from deploy.nodes.run.server import Server
+from load import LoadError
 from load.bench.peer_process import PeerProcess
-from load.errors import LoadError
 from load.generate import Attack, Check, ClosedLoop, Load, Target
 from load.inputs import Inputs
 from torchserve_client.worker_log import WorkerLog, wait_loaded

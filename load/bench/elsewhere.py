@@ -11,15 +11,13 @@ import argparse
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
-from load.bench import machine, samples
+from load import LoadError
+from load.bench import samples
 from load.bench.contender import Endpoint
-from load.bench.rounds import MOST_PEER_CLIENTS, Bench, compare_with_peers
-from load.bench.table import render
-from load.errors import LoadError
+from load.bench.rounds import MOST_PEER_CLIENTS, Bench, compare_with_peers, describe_machine, render
 from load.generate import ClosedLoop
 from torchserve_client.arguments import Parser, number
 
@@ -32,7 +30,7 @@ FORMS = {
 }
 
 
-def write(form: str, text: str, model: str, tensor: str) -> Mapping[str, Any]:
+def write(form: str, text: str, model: str, tensor: str) -> Mapping[str, object]:
     """Return the JSON of a request for one text."""
     match form:
         case "predictions":
@@ -84,7 +82,7 @@ def main(arguments: list[str]) -> int:
     except LoadError as error:
         print(f"elsewhere: {error}", file=sys.stderr)
         return 1
-    print(machine.describe())
+    print(describe_machine())
     Console(width=None if sys.stdout.isatty() else 200).print(render(rows))
     return 0
 

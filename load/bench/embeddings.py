@@ -17,8 +17,7 @@ from load.bench import archives, peer_process, samples
 from load.bench.archives import CPU_ONLY, WINDOW
 from load.bench.contender import Endpoint, register
 from load.bench.peer_process import Peer
-from load.bench.rounds import MOST_PEER_CLIENTS, Bench, compare_with_peers, redirect_output
-from load.bench.table import Row
+from load.bench.rounds import MOST_PEER_CLIENTS, Bench, Row, compare_with_peers, redirect_output
 from load.bench.texts import EMBEDDING, OURS
 from load.generate import ClosedLoop
 from load.sandbox import run_server

@@ -9,15 +9,14 @@ from dataclasses import replace
 
 import torch
 
+from load import LoadError
 from load.bench import archives, samples
 from load.bench.archives import WINDOW
 from load.bench.contender import Contender, Endpoint, Loop, start_loop
 from load.bench.gpu_loops import COMPILED, EAGER, GRAPH, SORTED
 from load.bench.hosts import serve_one
-from load.bench.rounds import Bench, Comparison
-from load.bench.table import Row
+from load.bench.rounds import Bench, Comparison, Row
 from load.bench.texts import CHECKPOINT, EMBEDDING, LIST, NO_CHECKPOINT, TRANSLATION
-from load.errors import LoadError
 from load.generate import ClosedLoop
 from load.inputs import Inputs
 

@@ -18,17 +18,20 @@ from handlers.engines import available_threads
 from handlers.vision.config import IMAGENET_MEAN, IMAGENET_STD
 from load.bench import samples
 
+Step = Callable[[str, int], int]  # (way, batch_size) -> number of items
+Run = Callable[[torch.Tensor], Any]
+
 GPU, DTYPE = "cuda", torch.bfloat16
 # The ways of a loop. `sorted` has all texts, by length, `compiled` with torch.compile and its CUDA graphs, too.
 EAGER, SORTED, COMPILED, GRAPH = "eager", "sorted", "compiled", "graph"
 
 
-def load_images(folder: Path) -> Any:
+def load_images(folder: Path) -> Step:
     """Load ResNet-152; one call decodes on all cores."""
     network = torchvision.models.resnet152(weights=None)
     network.load_state_dict(torch.load(folder / "model.pt", weights_only=True))
     network.eval().to(GPU, DTYPE, memory_format=torch.channels_last)
-    graphs: dict[int, Any] = {}
+    graphs: dict[int, Run] = {}
     read = v2.Compose([v2.Resize(232), v2.CenterCrop(224), v2.PILToTensor()])
     pool, bodies = ThreadPoolExecutor(available_threads(0)), cycle(samples.photographs())
     mean, std = (torch.tensor(each, device=GPU).view(3, 1, 1) for each in (IMAGENET_MEAN, IMAGENET_STD))
@@ -49,7 +52,7 @@ def load_images(folder: Path) -> Any:
     return step
 
 
-def _record(run: Callable[[torch.Tensor], Any], example: torch.Tensor) -> Any:
+def _record(run: Run, example: torch.Tensor) -> Run:
     """Record a CUDA graph for one shape."""
     static = example.clone()
     for _ in range(2):
@@ -58,7 +61,7 @@ def _record(run: Callable[[torch.Tensor], Any], example: torch.Tensor) -> Any:
     with torch.cuda.graph(graph):
         found = run(static)
 
-    def replay(pixels: torch.Tensor) -> Any:
+    def replay(pixels: torch.Tensor) -> object:
         static.copy_(pixels)
         graph.replay()
         return found
@@ -66,7 +69,7 @@ def _record(run: Callable[[torch.Tensor], Any], example: torch.Tensor) -> Any:
     return replay
 
 
-def load_texts(folder: Path) -> Any:
+def load_texts(folder: Path) -> Step:
     """Load a sentence encoder."""
     from sentence_transformers import SentenceTransformer  # noqa: PLC0415 - seconds, only needed here
 
@@ -82,12 +85,11 @@ def load_texts(folder: Path) -> Any:
     return step
 
 
-def load_translation(folder: Path) -> Any:
+def load_translation(folder: Path) -> Step:
     """Load a Marian checkpoint; a batch ends with its longest text."""
     path, texts = folder / CHECKPOINT, cycle(samples.paragraphs(64))
     tokenizer = transformers.AutoTokenizer.from_pretrained(path)
-    of: Any = transformers.AutoModelForSeq2SeqLM
-    network = of.from_pretrained(path, dtype=DTYPE).eval().to(GPU)
+    network = transformers.AutoModelForSeq2SeqLM.from_pretrained(path, dtype=DTYPE).eval().to(GPU)
 
     def step(_: str, batch_size: int) -> int:
         encoded = tokenizer(list(islice(texts, batch_size)), padding=True, return_tensors="pt").to(GPU)

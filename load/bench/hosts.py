@@ -22,8 +22,7 @@ from load.bench import archives, peer_process, samples
 from load.bench.archives import CPU_ONLY, WINDOW
 from load.bench.contender import Endpoint, register
 from load.bench.peer_process import Peer, PeerProcess
-from load.bench.rounds import MOST_PEER_CLIENTS, PEER_CLIENTS, Bench, Comparison, Results
-from load.bench.table import Row
+from load.bench.rounds import MOST_PEER_CLIENTS, PEER_CLIENTS, Bench, Comparison, Results, Row
 from load.bench.texts import EMBEDDING
 from load.generate import ClosedLoop
 from load.inputs import Inputs

@@ -9,8 +9,7 @@ from itertools import product
 from load.bench import archives, samples
 from load.bench.archives import ADAPTIVE, BATCH, CLASSIC, CPU_ONLY, STOCK, WINDOW
 from load.bench.contender import Contender, Loop, register, start_loop
-from load.bench.rounds import POISSON_LENGTH, Bench, Comparison, Results
-from load.bench.table import Row
+from load.bench.rounds import POISSON_LENGTH, Bench, Comparison, Results, Row
 from load.generate import ClosedLoop, OpenLoop
 from load.sandbox import run_server
 from load.schedules import Poisson

@@ -15,8 +15,7 @@ from deploy.archives.precision.request import PrecisionRequest
 from load.bench import archives, samples
 from load.bench.archives import BATCH, CLASSIC, CPU_ONLY, WINDOW
 from load.bench.contender import Loop, register, start_loop
-from load.bench.rounds import Bench, Comparison
-from load.bench.table import Row
+from load.bench.rounds import Bench, Comparison, Row
 from load.bench.texts import EMBEDDING, LIST, LIST_CLIENTS
 from load.generate import ClosedLoop
 from load.sandbox import run_server

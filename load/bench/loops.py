@@ -87,7 +87,7 @@ def load_translation(folder: Path) -> Step:
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     network = transformers.AutoModelForSeq2SeqLM.from_pretrained(folder, dtype=torch.float32).eval()
     some = samples.paragraphs(len(samples.LENGTHS))  # one text of each length, since fewer would be another mix
-    options: dict[str, Any] = {"num_beams": 1, "do_sample": False, "max_length": None, "max_new_tokens": MAX_NEW_TOKENS}
+    options = {"num_beams": 1, "do_sample": False, "max_length": None, "max_new_tokens": MAX_NEW_TOKENS}
 
     def step(*_: object) -> int:
         for text in some:

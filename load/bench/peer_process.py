@@ -15,11 +15,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from deploy.models import ROOT
+from load import LoadError
 from load.bench.peer_graph import INPUT, OUTPUT
-from load.errors import LoadError
 from load.sandbox import free_ports
 from torchserve_client import protocol
 from torchserve_client.errors import ClientError
@@ -30,11 +32,11 @@ END_S = 15.0  # seconds for a process to end before it is killed
 HEAD_BYTES = 256  # bytes of the JSON before a tensor, padded with blanks so that all requests have equal headers
 
 
-def encode_raw(row: Any) -> bytes:
+def encode_raw(row: NDArray[np.float32]) -> bytes:
     return bytes(row.tobytes())
 
 
-def encode_tensor(row: Any) -> bytes:
+def encode_tensor(row: NDArray[np.float32]) -> bytes:
     """Return a row as a binary request of the Open Inference Protocol."""
     tensor = {"name": INPUT, "shape": [1, *row.shape], "datatype": "FP32"}
     inputs = [{**tensor, "parameters": {"binary_data_size": row.nbytes}}]
@@ -48,7 +50,8 @@ class Peer:
     extra: str  # its folder in .extras
     command: Sequence[str]  # a program of that folder and its arguments; the port is appended
     path: str  # of predictions
-    encode: Callable[[Any], bytes] = encode_raw  # returns the body of a row; the response ends with its scores
+    # Returns the body of a row; the response ends with its scores.
+    encode: Callable[[NDArray[np.float32]], bytes] = encode_raw
     headers: Mapping[str, str] = field(default_factory=dict)  # of a request
     variables: Mapping[str, str] = field(default_factory=dict)  # of its process
     waits_ms: Sequence[float] = ()  # to try: its default and the values that its documentation suggests

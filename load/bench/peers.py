@@ -18,21 +18,21 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from deploy.archives.archive import Recipe
 from deploy.models import model
 from handlers.archive_files import GRAPH
+from load import Json, LoadError
 from load.bench import embeddings, hosts, peer_process
 from load.bench.archives import CPU_ONLY, copy_with
 from load.bench.contender import Contender, Endpoint, Tuned, register
 from load.bench.peer_graph import INPUT, OUTPUT, PeerGraph
 from load.bench.peer_process import BENTOML, LITSERVE, PYTRITON, Peer
-from load.bench.rounds import MOST_PEER_CLIENTS, PEER_CLIENTS, Bench, compare_with_peers, progress, redirect_output
-from load.bench.table import Row
-from load.errors import LoadError
+from load.bench.rounds import MOST_PEER_CLIENTS, PEER_CLIENTS, Bench, Row, compare_with_peers, progress, redirect_output
 from load.generate import ClosedLoop
 from load.inputs import Inputs
 from load.results import Verdict
@@ -57,8 +57,8 @@ class Network:
 
     name: str
     graph: PeerGraph
-    rows: Any  # (ROWS, *shape) float32
-    expected: Any  # torch's scores, (ROWS, SCORES) float32
+    rows: NDArray[np.float32]  # (ROWS, *shape) float32
+    expected: NDArray[np.float32]  # torch's scores, (ROWS, SCORES) float32
 
 
 def export(work: Path) -> list[Network]:
@@ -77,7 +77,7 @@ def export(work: Path) -> list[Network]:
         network.eval()
         rows = torch.randn(ROWS, *shape)
         with redirect_output():
-            options: Any = {"input_names": [INPUT], "output_names": [OUTPUT], "external_data": False}
+            options: Json = {"input_names": [INPUT], "output_names": [OUTPUT], "external_data": False}
             free = ({0: torch.export.Dim.DYNAMIC},)
             torch.onnx.export(network, (rows[:2],), work / f"{name}.onnx", dynamic_shapes=free, **options)
         with torch.inference_mode():
@@ -181,7 +181,7 @@ def serve_process(bench: Bench, network: Network) -> Iterator[Endpoint]:
         yield endpoint
 
 
-def check(expected: Any, number: int, body: bytes) -> Verdict:
+def check(expected: NDArray[np.float32], number: int, body: bytes) -> Verdict:
     """Compare the scores at the end of a response with torch's, (ROWS, SCORES)."""
     values = np.frombuffer(body[-4 * SCORES :], np.float32)
     is_right = values.size == SCORES and np.allclose(values, expected[number], 0, TOLERANCE * np.abs(expected).max())

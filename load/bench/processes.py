@@ -16,16 +16,15 @@ from urllib.request import urlopen
 
 from deploy.archives.archive import Recipe
 from deploy.models import model
+from load import LoadError
 from load.bench import archives, samples
 from load.bench.archives import ADAPTIVE, CPU_ONLY, copy_with
 from load.bench.contender import Contender, Endpoint, register
 from load.bench.hosts import IMAGES, ONE, PATIENCE_S, TORCHSERVE, serve_one
 from load.bench.peer_process import PeerProcess
 from load.bench.peers import QUEUE, encode, export
-from load.bench.rounds import MOST_PEER_CLIENTS, PEER_CLIENTS, Bench, Comparison, redirect_output
-from load.bench.table import Row
+from load.bench.rounds import MOST_PEER_CLIENTS, PEER_CLIENTS, Bench, Comparison, Row, redirect_output
 from load.bench.texts import EMBEDDING
-from load.errors import LoadError
 from load.generate import ClosedLoop, Load
 from load.inputs import Inputs
 from load.sandbox import run_server

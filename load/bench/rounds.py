@@ -1,10 +1,12 @@
-"""Rounds: each measures every contender once, in a rotating order.
+"""Rounds: each measures every contender once, in a rotating order; the table of their ratios; the machine.
 
 A shared machine changes from minute to minute, so figures are only compared within their round.
 
-    Bench.measure(comparisons) -> Results -> Row (load.bench.table)
+    Bench.measure(comparisons) -> Results -> Row, a line of the table
 """
 
+import importlib.metadata
+import os
 import sys
 import time
 from collections import Counter
@@ -12,14 +14,29 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, field
 from itertools import product
+from math import isfinite
 from pathlib import Path
+from statistics import median
+from typing import NamedTuple
 
+import psutil
+from rich.table import Table
+
+from load import Json
 from load.bench.contender import Contender, Figures
-from load.bench.machine import is_idle
-from load.bench.table import Row
 from load.generate import ClosedLoop, Load, OpenLoop
 from load.schedules import Poisson
 
+# Instructions that determine the speed of a model, by their names in /proc/cpuinfo: x86-64's, then Arm's.
+X86 = ("avx2", "avx512f", "avx_vnni", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8")
+INSTRUCTIONS = (*X86, "asimddp", "i8mm", "bf16", "sve")
+# Variables that disable some of them in an engine.
+CAPS = ("ONEDNN_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY", "CT2_FORCE_CPU_ISA")
+# Most time of all cores, in %, that other processes may use; an idle machine uses less. Threads of PyTorch and OpenVINO
+# wait for each other, so a process that uses one core for a moment stops all of them.
+IDLE_PERCENT = 10.0
+CHECK_S = 0.5  # seconds over which the load is averaged; psutil advises at least 0.1
+COLUMNS = ("measured", "ours", "against", "theirs", "ours / theirs")
 # A contender runs for some windows before it is measured, until its rate is stable.
 WINDOWS = 8  # most windows
 WINDOW_S = 2.0  # longest window, in seconds
@@ -30,6 +47,70 @@ PEER_CLIENTS = (1, 16, 48)  # clients of the closed loops
 PEER_SHARE = 0.8  # rate of Poisson arrivals, as a share of the best contender's with the most clients
 MOST_PEER_CLIENTS = PEER_CLIENTS[-1]
 POISSON = f"Poisson at {PEER_SHARE:.0%} of the best"
+
+
+def describe_processor(cpuinfo: str, cores: int, environment: Mapping[str, str]) -> str:
+    """Describe a processor by /proc/cpuinfo: name, cores, instructions, and the variables that disable some."""
+    lines = (line.split(":", 1) for line in cpuinfo.partition("\n\n")[0].splitlines() if ":" in line)
+    fields = {key.strip(): value.strip() for key, value in lines}
+    flags = (fields.get("flags") or fields.get("Features", "")).split()
+    found = " ".join(name for name in INSTRUCTIONS if name in flags) or "instructions unknown"
+    caps = [f"{name}={environment[name]}" for name in CAPS if name in environment]
+    return ", ".join([fields.get("model name", "processor"), f"{cores} cores", found, *caps])
+
+
+def describe_machine(*packages: str) -> str:
+    path = Path("/proc/cpuinfo")
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    versions = ", ".join(f"{package} {importlib.metadata.version(package)}" for package in packages)
+    return f"{describe_processor(text, len(os.sched_getaffinity(0)), os.environ)}; {versions}"
+
+
+def is_idle(timeout_s: float) -> bool:
+    """Wait until the machine is idle, at most `timeout_s`; return whether it is."""
+    deadline_s = time.monotonic() + timeout_s
+    while psutil.cpu_percent(CHECK_S) > IDLE_PERCENT:
+        if time.monotonic() > deadline_s:
+            return False
+    return True
+
+
+class Row(NamedTuple):
+    what: str  # the measured quantity with its unit
+    ours: Sequence[float]  # one value per round
+    against: str  # name of the peer
+    theirs: Sequence[float]  # the peer's values in these rounds
+
+    def cells(self) -> tuple[str, ...]:
+        compared = spread(ratios(self.ours, self.theirs), 2)
+        return self.what, spread(self.ours), self.against, spread(self.theirs), compared
+
+    def to_json(self) -> Json:
+        """Return the row for JSON: the quantity, and both figures and their ratio as median, min and max."""
+        figures = {"ours": self.ours, "theirs": self.theirs, "ratio": ratios(self.ours, self.theirs)}
+        spreads = {name: {"median": median(of), "min": min(of), "max": max(of)} for name, of in figures.items()}
+        return {"measured": self.what, "against": self.against, **spreads}
+
+
+def ratios(ours: Sequence[float], theirs: Sequence[float]) -> list[float]:
+    """Divide the values of each round, in which the machine is the same for both."""
+    return [value / other for value, other in zip(ours, theirs, strict=True)]
+
+
+def spread(values: Sequence[float], digits: int | None = None) -> str:
+    """Write the median and, for several values, (min..max), with three significant digits by default."""
+    if digits is None:
+        largest = max((abs(value) for value in values if isfinite(value)), default=0.0)
+        digits = max(0, 3 - len(f"{largest:.0f}"))
+    middle, least, most = (f"{value:.{digits}f}" for value in (median(values), min(values), max(values)))
+    return middle if len(values) == 1 else f"{middle} ({least}..{most})"
+
+
+def render(rows: Sequence[Row]) -> Table:
+    table = Table(*COLUMNS, box=None, pad_edge=False)
+    for row in rows:
+        table.add_row(*row.cells())
+    return table
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,6 @@ import math
 import random
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
-from typing import Any
 
 from PIL import Image, ImageOps
 
@@ -76,5 +75,5 @@ def lists(texts: Sequence[str], length: int) -> Inputs:
     return json_inputs({"instances": texts[at : at + length]} for at in range(0, len(texts), length))
 
 
-def json_inputs(bodies: Iterable[Mapping[str, Any]]) -> Inputs:
+def json_inputs(bodies: Iterable[Mapping[str, object]]) -> Inputs:
     return Inputs.of([json.dumps(body).encode() for body in bodies], "application/json")

@@ -12,8 +12,7 @@ from deploy.places import STORE
 from load.bench import archives, samples
 from load.bench.archives import CPU_ONLY, STOCK, WINDOW
 from load.bench.contender import Loop, register, start_loop
-from load.bench.rounds import Bench, Comparison
-from load.bench.table import Row
+from load.bench.rounds import Bench, Comparison, Row
 from load.generate import ClosedLoop
 from load.sandbox import run_server
 

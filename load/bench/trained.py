@@ -18,6 +18,7 @@ import numpy as np
 import openvino
 import orjson
 import torch
+from numpy.typing import NDArray
 from PIL import Image
 
 from deploy.archives.precision.request import PrecisionRequest
@@ -25,13 +26,12 @@ from deploy.archives.sources import fetch, source
 from deploy.archives.weights import load_weights
 from deploy.models import model
 from handlers.archive_files import CHECKPOINT
+from load import Json, LoadError
 from load.bench import archives, texts
 from load.bench.archives import ADAPTIVE
 from load.bench.hosts import serve_one
 from load.bench.int8 import INT8, write_calibration
-from load.bench.rounds import Bench
-from load.bench.table import Row
-from load.errors import LoadError
+from load.bench.rounds import Bench, Row
 from load.inputs import Inputs
 from torchserve_client.transport import Request, Transport
 
@@ -45,7 +45,7 @@ PATIENCE_S = 120.0  # of a response
 FILLED_IN = re.compile(r"[%{}<>&\n]")
 
 
-def ask(folder: Path, bodies: Sequence[bytes], kind: str) -> list[Any]:
+def ask(folder: Path, bodies: Sequence[bytes], kind: str) -> list[Json]:
     """Return the answers of one process that serves an archive."""
     inputs = Inputs.of(bodies, kind)
     with serve_one(folder, inputs) as running, closing(Transport(connections=CLIENTS)) as transport:
@@ -60,7 +60,7 @@ def ask(folder: Path, bodies: Sequence[bytes], kind: str) -> list[Any]:
             return [*pool.map(send, bodies)]
 
 
-def precisions(built: Path, **settings: Any) -> Iterator[tuple[str, Path]]:
+def precisions(built: Path, **settings: float) -> Iterator[tuple[str, Path]]:
     """Yield the precisions of this processor and copies of an archive that use them."""
     has_bf16 = "BF16" in openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
     for precision in ("fp32", *(("bf16",) if has_bf16 else ()), INT8):
@@ -91,7 +91,7 @@ def _photographs(bench: Bench, request: PrecisionRequest) -> Iterator[Row]:
     with torch.inference_mode():
         theirs = network(torch.stack(rows)).argmax(1).tolist()
 
-    def right(found: Sequence[Any], wanted: Sequence[Any]) -> float:
+    def right(found: Sequence[object], wanted: Sequence[object]) -> float:
         return 100.0 * sum(bool(one == other) for one, other in zip(found, wanted, strict=True)) / len(wanted)
 
     names = [weights.meta["categories"][label] for label in labels]
@@ -114,7 +114,7 @@ def _pairs(bench: Bench, request: PrecisionRequest) -> Iterator[Row]:
         words = [*dict.fromkeys(word for *pair, _ in rated for word in pair)]
         order = {word: at for at, word in enumerate(words)}
 
-        def correlate(vectors: Any, rated: Any = rated, order: Any = order) -> float:
+        def correlate(vectors: object, rated: list[list[str]] = rated, order: dict[str, int] = order) -> float:
             unit = np.asarray(vectors, np.float64)
             unit /= np.linalg.norm(unit, axis=1, keepdims=True)
             cosines = [unit[order[one]] @ unit[order[other]] for one, other, _ in rated]
@@ -127,7 +127,7 @@ def _pairs(bench: Bench, request: PrecisionRequest) -> Iterator[Row]:
             yield Row(what, [correlate(ours)], "sentence-transformers", [theirs])
 
 
-def _ranks(values: Sequence[float]) -> Any:
+def _ranks(values: "Sequence[float] | NDArray[np.float64]") -> NDArray[np.float64]:
     """Return the rank of each value; equal ones share the mean of theirs."""
     _, places, counts = np.unique(values, return_inverse=True, return_counts=True)
     return (counts.cumsum() - (counts - 1) / 2)[places]
@@ -141,8 +141,8 @@ def _messages(bench: Bench) -> Iterator[Row]:
     catalogs = [gettext.GNUTranslations(path.open("rb")) for path in sorted(folder.rglob("fr/LC_MESSAGES/*.mo"))]
     pairs = {key: text for each in catalogs for key, text in vars(each)["_catalog"].items() if isinstance(key, str)}
     kept = {key: text for key, text in pairs.items() if len(key.split()) >= FEWEST_WORDS and not FILLED_IN.search(key)}
-    tokenizer: Any = transformers.AutoTokenizer.from_pretrained(texts.CHECKPOINT)
-    network: Any = transformers.MarianMTModel.from_pretrained(texts.CHECKPOINT, dtype=torch.float32).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(texts.CHECKPOINT)
+    network = transformers.MarianMTModel.from_pretrained(texts.CHECKPOINT, dtype=torch.float32).eval()
     english, theirs = [*kept], list[str]()
     for at in range(0, len(english), BATCH):
         rows = tokenizer(english[at : at + BATCH], return_tensors="pt", padding=True)

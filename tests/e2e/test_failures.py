@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from deploy.models import ROOT
-from deploy.nodes.run.errors import ServerError
+from deploy.nodes.run import ServerError
 from deploy.nodes.run.properties import relocate_config
 from deploy.nodes.run.server import Server
 from load.sandbox import make_settings, run_server

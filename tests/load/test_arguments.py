@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from load import expect
+from load import LoadError, expect
 from load.__main__ import main
 from load.arguments import numbers, parser
-from load.errors import LoadError
 from load.expect import make_check, matches
 from load.inputs import Input, Inputs, read
 from load.results import Verdict

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from load import page, report
-from load.errors import LoadError
+from load import LoadError, page, report
 from load.generate import Attack, ClosedLoop, Load, OpenLoop, Target
 from load.inputs import Inputs
 from load.results import Exchange, Recording, Verdict

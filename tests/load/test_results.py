@@ -5,9 +5,9 @@ from statistics import fmean, stdev
 
 import pytest
 
+from load.measure import find_highest, meets_target
 from load.results import NO_ANSWER, Exchange, Latencies, Recording, Summary, Verdict, parse_timing, summarise
 from load.schedules import Constant, Poisson
-from load.search import find_highest, meets_target
 from tests.tables import table
 
 

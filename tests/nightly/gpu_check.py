@@ -44,8 +44,7 @@ from load.bench import archives, gpu, samples
 from load.bench.contender import Endpoint
 from load.bench.hosts import serve_one
 from load.bench.processes import wait_for_all
-from load.bench.rounds import Bench
-from load.bench.table import ratios
+from load.bench.rounds import Bench, ratios
 from load.bench.texts import CHECKPOINT, NO_CHECKPOINT, TRANSLATION
 from load.generate import ClosedLoop
 from tests.handlers.cpu_graphs import use_graphs

@@ -21,8 +21,7 @@ from load.sandbox import free_ports
 from tests.package.conftest import run
 from tests.pages import blocks
 from tests.tables import table
-from torchserve_batching.init import PROJECT, main
-from torchserve_batching.parts import PARTS
+from torchserve_batching.init import PARTS, PROJECT, main
 from torchserve_batching.testing import run_task
 from torchserve_client.version import VERSION
 
@@ -70,24 +69,14 @@ def test_project_is_not_written_over_a_file(tmp_path: Path, capsys: pytest.Captu
 
 # Ends `init` at a line of its modules, or prints their number.
 ENDING = """
-import os, signal, sys
+import sys
 import torchserve_batching.init as init
-last, seen = int(sys.argv[1]), 0
+from tests.killing import count_lines
 
-def count(frame, event, _):
-    global seen
-    if not frame.f_code.co_filename.endswith(("init.py", "work_folders.py", "shutil.py")):
-        return None
-    if event == "line":
-        if seen == last:
-            os.kill(os.getpid(), signal.SIGKILL)
-        seen += 1
-    return count
-
-sys.settrace(count)
+names = ("init.py", "work_folders.py", "shutil.py")
+end = count_lines(lambda code: code.co_filename.endswith(names), int(sys.argv[1]))
 assert init.main([sys.argv[2]]) == 0
-sys.settrace(None)
-print(seen)
+print(end())
 """
 
 

@@ -168,7 +168,7 @@ def find_problems(archive: OldArchive, source: str) -> tuple[list[str], bool]:
     return list(dict.fromkeys(found)), is_single
 
 
-def _looped(node: Any) -> str:
+def _looped(node: object) -> str:
     """Return the iterables of a loop or a comprehension; nothing for another node."""
     if isinstance(node, ast.For):
         return ast.unparse(node.iter)

@@ -5,11 +5,11 @@ import sys
 import tempfile
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import torch
 import yaml
 
+from deploy import Json
 from deploy.archives.migrate.move import Move, find_move
 from deploy.archives.old_archives import extract
 from deploy.models import STOCK, models
@@ -94,7 +94,7 @@ def _write(move: Move, name: str, version: str, path: Path, new: Path) -> None:
     (new / path.name).replace(path.resolve())
 
 
-def _read_list(path: Path) -> tuple[str, dict[str, Any]]:
+def _read_list(path: Path) -> tuple[str, Json]:
     """Read a model list, which may be missing or empty; InvalidConfig if it is not valid."""
     text = path.read_text(encoding="utf-8") if path.exists() else ""
     with suppress(yaml.YAMLError):
@@ -104,7 +104,7 @@ def _read_list(path: Path) -> tuple[str, dict[str, Any]]:
     return text, parse_yaml(text)
 
 
-def _add(path: Path, entry: dict[str, Any], new: Path) -> None:
+def _add(path: Path, entry: Json, new: Path) -> None:
     """Write a list with one more entry: behind the others and their comments, or else a list without comments."""
     text, old = _read_list(path)
     behind = text + "\n" * (not text.endswith("\n")) if text else ""

@@ -9,10 +9,11 @@ import json
 import re
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Any
+from types import ModuleType
 
 import yaml
 
+from deploy import Json
 from deploy.archives.labels import LABELS
 from deploy.archives.migrate.custom import draft_task, find_problems
 from deploy.archives.migrate.weights import find_arch, read_weights
@@ -42,7 +43,7 @@ WAY_OUT = "add --stock to run it as it is"
 class Move:
     handler: str  # a task, or the draft's file
     weights: str = ""  # a path from the model's folder; empty for none
-    settings: dict[str, Any] = field(default_factory=dict)  # `handler:` of model-config.yaml
+    settings: Json = field(default_factory=dict)  # `handler:` of model-config.yaml
     files: dict[str, Path | str] = field(default_factory=dict)  # a file of the old archive, or text, by path
     state: StateDict | None = None  # the weights, written to model.pt
     is_whole: bool = True  # it can be built before its owner fills anything in
@@ -50,7 +51,7 @@ class Move:
     sources: list[tuple[str, str, str]] = field(default_factory=list)  # setting, value, source of the value
     notes: list[str] = field(default_factory=list)  # differences, problems, values to fill in
 
-    def add(self, values: dict[str, Any], source: str) -> None:
+    def add(self, values: Json, source: str) -> None:
         self.settings |= values
         self.sources += [(name, str(value), source) for name, value in values.items()]
 
@@ -98,7 +99,7 @@ def _own_handler(archive: OldArchive) -> Path | None:
     return path if path.is_file() else None
 
 
-def _frontend_settings(move: Move, archive: OldArchive) -> dict[str, Any]:
+def _frontend_settings(move: Move, archive: OldArchive) -> Json:
     """Keep TorchServe's own settings; the sizes of batches only of a handler that stays as it was."""
     known = {key: value for key, value in archive.config.items() if key in FRONTEND_NAMES}
     kept = {key: value for key, value in known.items() if isinstance(value, str | int | float)}
@@ -108,7 +109,7 @@ def _frontend_settings(move: Move, archive: OldArchive) -> dict[str, Any]:
     return kept
 
 
-def _network(name: str, archive: OldArchive, package: Any) -> tuple[str, StateDict]:
+def _network(name: str, archive: OldArchive, package: ModuleType) -> tuple[str, StateDict]:
     """Read the weights and name their network; its own code may only be an `__init__`."""
     weights, code = archive.path("serializedFile"), archive.path("modelFile")
     if weights is None or weights.suffix not in (".pt", ".pth", ".bin", ".ckpt", ".safetensors"):
@@ -194,7 +195,7 @@ def _move_transformers(archive: OldArchive) -> Move:
     return move
 
 
-def _labels(names: dict[str, Any]) -> list[str]:
+def _labels(names: Json) -> list[str]:
     """Read the example's labels: {"0": NAME}, or {"label_list": "[O, B-PER]"}."""
     listed = names.get("label_list")
     if isinstance(listed, str):

@@ -55,7 +55,7 @@ def _list_tensors(program: Any) -> dict[str, Claim]:
     return found
 
 
-def find_arch(state: StateDict, package: Any, hint: str) -> str | None:
+def find_arch(state: StateDict, package: object, hint: str) -> str | None:
     """Find the network of torchvision that has these weights, but for its head; it tries those in `hint` first."""
     words = re.sub(r"\W|_", "", hint.lower())
     own = {name: tensor.shape for name, tensor in state.items() if not _is_optional(name)}

@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,6 +29,7 @@ from handlers.errors import InvalidConfig, InvalidInput, Unfaithful, reason
 from handlers.pipeline.task import decode
 from handlers.protocol.requests import Payload
 from handlers.vision.encoding import encode_image
+from handlers.vision.handler import ImageHandler
 from handlers.vision.pixel_network import load_state
 from handlers.vision.preprocessing import Pixels
 
@@ -37,6 +39,9 @@ TOGETHER = ((0, 3, 5), (1, 4, 2), (0, 0))  # micro-batches of them, as indices
 # A detector chooses the likeliest places. If scores differ by less than this share of the largest, rounding chooses:
 # scores that OpenVINO and PyTorch compute differ by a tenth of it.
 TIE = 1e-4
+
+
+ImageTask = ImageHandler[Any]
 
 
 class Owner(NamedTuple):
@@ -49,7 +54,7 @@ class Owner(NamedTuple):
     answer: Callable[[torch.Tensor], Sequence[torch.Tensor]]
 
 
-def check(model: ModelEntry, origin: Source, config: Any, task: Any, engine: str) -> tuple[str, float]:
+def check(model: ModelEntry, origin: Source, config: Any, task: ImageTask, engine: str) -> tuple[str, float]:
     """Compare the pixels and the answers of pictures; return the comparison in words, and the largest error."""
     samples, own = {}, import_quietly(task_of(model).builder)
     with torch.no_grad(), _open_owner(model, origin, config, task, own) as owner:
@@ -96,7 +101,9 @@ class _FirstOfEqual(TorchFunctionMode):
 
     is_tied = False
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, func: Callable[..., Any], types: object, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
         if func is not torch.topk:
             return func(*args, **(kwargs or {}))
         scores, count = args
@@ -124,7 +131,7 @@ def _answer(owner: Owner, size: tuple[int, int], pixels: Pixels) -> list[list[Ar
 
 
 @contextmanager
-def _open_owner(model: ModelEntry, origin: Source, config: Any, task: Any, own: Any) -> Iterator[Owner]:
+def _open_owner(model: ModelEntry, origin: Source, config: Any, task: ImageTask, own: ModuleType) -> Iterator[Owner]:
     if getattr(config, "arch", None) is not None:
         yield own.open_owner(model, origin, config, task)
         return
@@ -139,7 +146,7 @@ def _open_owner(model: ModelEntry, origin: Source, config: Any, task: Any, own: 
         )
 
 
-def load_network(model: ModelEntry, origin: Source, config: Any, task: Any, **known: Any) -> Any:
+def load_network(model: ModelEntry, origin: Source, config: Any, task: ImageTask, **known: object) -> Any:
     state = load_weights(model, config.arch, origin, **known)
     empty = torchvision.models.get_model(config.arch, weights=None, num_classes=len(task.labels), **known)
     return load_state(empty, state, config.arch)

@@ -19,11 +19,13 @@ from typing import Any, NamedTuple, TypeVar
 
 from PIL import Image
 
+from deploy import Json
 from deploy.archives.sources import list_requests
 from deploy.archives.tasks import task_of
 from deploy.models import ModelEntry
 from deploy.places import EXAMPLES
 from handlers.errors import InvalidConfig, InvalidInput, ItemError
+from handlers.pipeline.task import Task as Served
 from handlers.pipeline.task import decode, inputs_of
 from handlers.protocol.requests import Payload
 from torchserve_client.errors import InvalidPayload
@@ -83,7 +85,7 @@ def make_payload(each: Input, fields: Set[str], *, is_text: bool) -> Payload:
         raise InvalidInput("not UTF-8") from None
 
 
-def _parse_object(content: bytes) -> dict[str, Any] | None:
+def _parse_object(content: bytes) -> Json | None:
     try:
         document = json.loads(content)
     except (ValueError, RecursionError):
@@ -95,10 +97,10 @@ class DecodedInput(NamedTuple):
     """An input that the model accepts, and its label, if any: its folder's name, or JSON's "label"."""
 
     item: Any
-    label: Any
+    label: object
 
 
-def decode_inputs(task: Any, inputs: Sequence[Input], *, is_text: bool) -> tuple[list[DecodedInput], list[str]]:
+def decode_inputs(task: Served, inputs: Sequence[Input], *, is_text: bool) -> tuple[list[DecodedInput], list[str]]:
     """Decode inputs by a task's own hooks; return the accepted ones, and a line on each rejected one."""
     accepted: list[DecodedInput] = []
     rejected: list[str] = []
@@ -116,7 +118,7 @@ def decode_inputs(task: Any, inputs: Sequence[Input], *, is_text: bool) -> tuple
     return accepted, rejected
 
 
-def _read_label(each: Input) -> Any:
+def _read_label(each: Input) -> object:
     if isinstance(each.value, Path):
         folder, slash, _ = each.name.partition("/")
         return folder if slash else None
@@ -183,7 +185,7 @@ def _shrink(picture: bytes) -> bytes:
         return body.getvalue()
 
 
-def fit_sample(task: Any, payload: Payload, fits: Callable[[Any], bool] | None = None) -> tuple[Any, Payload] | None:
+def fit_sample(task: Served, payload: Payload, fits: Callable[[Any], bool] | None = None) -> tuple[Any, Payload] | None:
     """Decode a sample, cut until it fits the model; None if one character is too much."""
     while True:
         try:
@@ -202,11 +204,11 @@ def fit_sample(task: Any, payload: Payload, fits: Callable[[Any], bool] | None =
         payload = replace(payload, value=texts[name] if isinstance(value, str) else texts)
 
 
-def cut_crops(photographs: list[Path], count: int = CROPS, seed: int = SEED) -> Iterator[bytes]:
+def cut_crops(photographs: list[Path]) -> Iterator[bytes]:
     """Cut squares out of photographs in turn, at places and in sizes by a seed; PNG."""
-    generator = random.Random(seed)  # noqa: S311
+    generator = random.Random(SEED)  # noqa: S311
     pictures = [Image.open(path).convert("RGB") for path in photographs]
-    for index in range(count if pictures else 0):
+    for index in range(CROPS if pictures else 0):
         picture = pictures[index % len(pictures)]
         side = int(min(picture.size) * generator.uniform(*SHARES))
         left, top = (generator.randrange(length - side + 1) for length in picture.size)
@@ -230,6 +232,6 @@ def _read_instances(path: Path) -> list[Any]:
     return found if isinstance(found, list) else []
 
 
-def _read_text(instance: Any) -> str | None:
+def _read_text(instance: object) -> str | None:
     text = instance.get("text") if isinstance(instance, dict) else instance
     return text if isinstance(text, str) else None

@@ -11,11 +11,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from deploy.archives.differences import Array
 from deploy.archives.precision.inputs import FEWEST
 from deploy.archives.precision.request import PrecisionRequest
 from deploy.archives.tasks import BUILT_IN, task_of
@@ -60,7 +59,7 @@ def make(
     model: ModelEntry,
     graph: Path,
     out: Path,
-    arrays: Sequence[Mapping[str, NDArray[Any]]],
+    arrays: Sequence[Mapping[str, Array]],
     prove: Callable[[Path], Proof],
 ) -> Proof:
     """Write a graph in int8 to `out`, calibrated with a model's input arrays, and return its proof."""

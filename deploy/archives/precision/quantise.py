@@ -11,13 +11,14 @@ standard library, numpy, openvino and nncf.
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import openvino
 
+from deploy import Json
 
-def samples(path: Path) -> Iterator[dict[str, Any]]:
+
+def samples(path: Path) -> Iterator[Json]:
     """Read the model's inputs by name, sample by sample."""
     with np.load(path) as arrays:
         numbers = dict.fromkeys(key.partition("/")[0] for key in arrays.files)

@@ -14,29 +14,36 @@ from typing import Any
 
 import numpy as np
 import torch
+import transformers
 
+from deploy import Json
+from deploy.archives.differences import Array
 from deploy.archives.precision.inputs import fit_sample
 from handlers.checkpoints import load_tokenizer
 from handlers.errors import InvalidConfig, reason
 from handlers.protocol.requests import Payload
 from handlers.text.encoder_modules import Encoder
 from handlers.text.encoders import SEGMENTS, STATES
+from handlers.text.handler import TextHandler
+from handlers.text.inputs import Text
 from handlers.text.sentence_files import read_json
 from handlers.text.token_networks import Heads
+
+TextTask = TextHandler[Any, Any]
 
 MOST = 4  # samples that are compared from their text on; rows of other lengths are compared by their tokens
 OWNER = "sentence_transformers"
 # Arguments of `encode` for the outputs of a graph.
-FORMS: dict[str, dict[str, Any]] = {
+FORMS: dict[str, Json] = {
     "SparseEncoder": {"convert_to_sparse_tensor": False},
     "MultiVectorEncoder": {"output_value": None},
 }
 SCORE_TOLERANCE = 1e-4  # the largest error of a score by the same logit
 
 
-def choose_samples(task: Any, payloads: Sequence[Payload]) -> list[tuple[Any, Payload]]:
+def choose_samples(task: TextTask, payloads: Sequence[Payload]) -> list[tuple[Text[Any], Payload]]:
     """Return the first samples, cut to fit into one row; pairs for a classifier, a query and a document to embed."""
-    found: list[tuple[Any, Payload]] = []
+    found: list[tuple[Text[Any], Payload]] = []
     if getattr(task, "takes_pairs", False):
         first, second = (str(each.value) for each in payloads[:2])
         payloads = [Payload(first, {"text_pair": second}), *payloads]
@@ -46,7 +53,7 @@ def choose_samples(task: Any, payloads: Sequence[Payload]) -> list[tuple[Any, Pa
         kinds = [{"input_type": kind} for kind in sides]
         payloads = [*(Payload(payloads[0].value, kind) for kind in kinds), *payloads]
 
-    def fits(item: Any) -> bool:
+    def fits(item: Text[Any]) -> bool:
         windows = getattr(item, "windows", [item])
         return len(windows) == 1 and len(windows[0].ids) < task.max_length
 
@@ -61,8 +68,8 @@ def choose_samples(task: Any, payloads: Sequence[Payload]) -> list[tuple[Any, Pa
 
 
 def answer(
-    task: Any, encoder: Encoder, source: Path, samples: Sequence[tuple[Any, Payload]]
-) -> tuple[str, list[list[Any]]]:
+    task: TextTask, encoder: Encoder, source: Path, samples: Sequence[tuple[Text[Any], Payload]]
+) -> tuple[str, list[list[Array]]]:
     """Answer samples one by one, in fp32; return the library's name and the outputs of each sample."""
     is_code, library, is_reranker = task.config.trust_remote_code, "transformers", "activation" in vars(task)
     try:
@@ -88,7 +95,9 @@ def _load(kind: str, source: Path, *, trust_remote_code: bool) -> Any:
     return getattr(importlib.import_module(OWNER), kind)(str(source), model_kwargs={"dtype": torch.float32}, **options)
 
 
-def _embed(task: Any, source: Path, samples: Sequence[Payload], *, trust_remote_code: bool) -> Iterator[list[Any]]:
+def _embed(
+    task: TextTask, source: Path, samples: Sequence[Payload], *, trust_remote_code: bool
+) -> Iterator[list[Array]]:
     owner = task.head.owner
     model = _load(owner, source, trust_remote_code=trust_remote_code)
     has_states = STATES in task.head.outputs
@@ -102,7 +111,9 @@ def _embed(task: Any, source: Path, samples: Sequence[Payload], *, trust_remote_
         yield [np.asarray(part) for part in (*whole, *parts)]
 
 
-def _rank(task: Any, source: Path, samples: Sequence[Payload], *, trust_remote_code: bool) -> Iterator[list[Any]]:
+def _rank(
+    task: TextTask, source: Path, samples: Sequence[Payload], *, trust_remote_code: bool
+) -> Iterator[list[Array]]:
     """Yield the logits of pairs, whose scores by the task must be the library's."""
     model = _load("CrossEncoder", source, trust_remote_code=trust_remote_code)
     for each in samples:
@@ -119,7 +130,9 @@ def _rank(task: Any, source: Path, samples: Sequence[Payload], *, trust_remote_c
 
 
 @torch.no_grad()
-def _run_model(encoder: Encoder, tokenizer: Any, source: Path, item: Any) -> list[Any]:
+def _run_model(
+    encoder: Encoder, tokenizer: transformers.PreTrainedTokenizerBase, source: Path, item: Text[Any]
+) -> list[Array]:
     """Tokenise the text again; a model of several segments gets the tokenizer's, unless its file lists its inputs."""
     texts = (item.question, item.text) if hasattr(item, "question") else (item.text, item.pair)
     stated = read_json(source / "tokenizer_config.json").get("model_input_names")

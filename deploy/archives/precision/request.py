@@ -1,7 +1,7 @@
 """Comparisons of a build with its model, and the options of `archive` on precisions. Imports no library of models.
 
 --precision int8 --calibrate PATH --validate PATH --min-agreement X -> PrecisionRequest -> checked for a model
-files of an archive -> the cache, or fidelity.py and prove.py -> settings, proofs and an int8 graph beside them
+files of an archive -> the cache, or prove.py -> settings, proofs and an int8 graph beside them
 """
 
 import argparse
@@ -24,7 +24,7 @@ from handlers.engines.cores import read_processor
 from handlers.errors import InvalidConfig
 
 # The programs that compare, and modules that decode their inputs: other code decodes other inputs.
-PROGRAMS = [f"deploy.archives.precision.{name}" for name in ("fidelity", "text_fidelity", "image_fidelity", "prove")]
+PROGRAMS = [f"deploy.archives.precision.{name}" for name in ("prove", "text_fidelity", "image_fidelity")]
 DECODING = ("handlers.vision.images", "handlers.text.handler", "handlers.text.answer_spans")
 
 
@@ -68,7 +68,7 @@ class PrecisionRequest:
 
         def compare(empty: Path) -> None:
             with step(f"{model.name}: comparing with the original model"):
-                import_quietly("deploy.archives.precision.fidelity").check(model, origin, engine, folder, empty)
+                import_quietly("deploy.archives.precision.prove").check(model, origin, engine, folder, empty)
             has_graph = (folder / GRAPH).is_file() and task_of(model).samples is not None
             if has_graph and (origin.is_trained or self.precision):
                 with step(f"{model.name}: comparing precisions"):
@@ -125,15 +125,12 @@ def _parse_share(text: str) -> float:
     return value
 
 
-def precision_fingerprint(
-    model: ModelEntry, samples: Mapping[str, Path], export: str, *facts: str, root: Path = ROOT
-) -> str:
+def precision_fingerprint(model: ModelEntry, samples: Mapping[str, Path], export: str, *facts: str) -> str:
     """Hash all inputs of an archive's precisions and their proofs."""
     settings = {name: value for name, value in model.settings().items() if name != "scheduling"}
     programs = (*PROGRAMS, *(ROOMS[name] for name in ROOMS if name == "int8"))
-    return digest(
-        {**find_modules(root, *programs, *DECODING, task_of(model).builder), **samples}, export, facts, settings
-    )
+    modules = find_modules(ROOT, *programs, *DECODING, task_of(model).builder)
+    return digest({**modules, **samples}, export, facts, settings)
 
 
 def _identify(path: Path) -> list[tuple[str, int, int]]:

@@ -20,6 +20,7 @@ from deploy.archives.differences import Array, Sample, compare_samples, relative
 from deploy.archives.hub import open_checkpoint
 from deploy.archives.precision import references
 from deploy.archives.precision.inputs import make_sample_payloads
+from deploy.archives.precision.references import TextTask
 from deploy.archives.sources import Source
 from deploy.models import ModelEntry
 from handlers.errors import InvalidConfig, Unfaithful, reason
@@ -38,7 +39,7 @@ FEW = 8  # some models cannot answer fewer tokens than this
 Row = tuple[list[int], list[int]]  # token ids, and the segment of each
 
 
-def check(model: ModelEntry, origin: Source, config: Any, task: Any, engine: str) -> tuple[str, float]:  # noqa: ARG001
+def check(model: ModelEntry, origin: Source, config: object, task: TextTask, engine: str) -> tuple[str, float]:  # noqa: ARG001
     """Compare rows and samples in words, with the largest error; the task then has the padding that agrees."""
     settings = task.config
     with open_checkpoint(model, origin, with_code=settings.trust_remote_code, lists_others=False) as source:
@@ -93,7 +94,7 @@ def check(model: ModelEntry, origin: Source, config: Any, task: Any, engine: str
     return words, max(outcome.largest_error, asked.largest_error)
 
 
-def _measure(task: Any, exact: Sequence[Array], scales: Sequence[float]) -> Callable[[Sequence[Array]], float]:
+def _measure(task: TextTask, exact: Sequence[Array], scales: Sequence[float]) -> Callable[[Sequence[Array]], float]:
     def measure(got: Sequence[Array]) -> float:
         own = [array[: len(each)] if task.needs_places else array for array, each in zip(got, exact, strict=True)]
         return max(map(relative_error, own, exact, scales))
@@ -109,7 +110,7 @@ class _Frame(NamedTuple):
     words: list[int]  # ids that a text may have
 
     @classmethod
-    def read(cls, task: Any, items: Sequence[Any]) -> "_Frame":
+    def read(cls, task: TextTask, items: Sequence[object]) -> "_Frame":
         special = {*task.tokenizer.all_special_ids} - {task.tokenizer.unk_token_id}
         tokens = [*zip(*_read_tokens(items[0]), strict=True)]
         runs = [(is_special, [*run]) for is_special, run in groupby(tokens, lambda each: each[0] in special)]
@@ -127,7 +128,7 @@ class _Frame(NamedTuple):
             tokens += [*((int(each), kind) for each in text), *part]
         return [each for each, _ in tokens], [kind for _, kind in tokens]
 
-    def fill(self, length: int, noise: Any) -> Row:
+    def fill(self, length: int, noise: np.random.Generator) -> Row:
         """Make a row of words; of several texts, the first end elsewhere in each row."""
         room, texts = length - sum(map(len, self.parts)), len(self.kinds)
         if room < texts:
@@ -137,7 +138,7 @@ class _Frame(NamedTuple):
         return self.join(np.split(noise.choice(self.words, room), ends))
 
 
-def _make_rows(task: Any, encoder: Encoder, frame: _Frame) -> dict[int, Row]:
+def _make_rows(task: TextTask, encoder: Encoder, frame: _Frame) -> dict[int, Row]:
     """Make rows by length: words of the samples between the special tokens around them."""
     weights = sum(each.numel() for name, each in encoder.named_parameters() if "embed" not in name)
     longest = min(task.max_length, MOST_TOKENS, max(LENGTHS[-2], int(MOST_WORK / 2 / max(1, weights))))
@@ -145,7 +146,7 @@ def _make_rows(task: Any, encoder: Encoder, frame: _Frame) -> dict[int, Row]:
     return {length: frame.fill(length, noise) for length in sorted({*LENGTHS, longest}) if length <= longest}
 
 
-def _mark(task: Any, encoder: Encoder, frame: _Frame) -> dict[str, Row]:
+def _mark(task: TextTask, encoder: Encoder, frame: _Frame) -> dict[str, Row]:
     """Make rows with special tokens inside of a text, as a client may write them, by these tokens in words."""
     ends = getattr(encoder.model.config, "eos_token_id", None)
     known = [*([ends] if isinstance(ends, int) else []), *sorted(task.tokenizer.all_special_ids)]

@@ -22,6 +22,7 @@ from typing import Any, Literal
 
 from deploy.archives.task_file import check_module, find_helpers, read_staged_files
 from deploy.models import ROOT, ModelEntry
+from handlers.config import HandlerConfig
 from handlers.errors import InvalidConfig
 
 Mode = Literal["classic", "adaptive"]  # TorchServe forms the batches, or the worker
@@ -57,7 +58,7 @@ class Task:
     # TorchServe's handler that it replaces, with the package of its networks; and the mode of the transformers example.
     replaces: tuple[str, str] = ("", "")
     mode_before: str = ""
-    as_before: Mapping[str, Any] = field(default_factory=dict)  # settings with which it answers as that handler
+    as_before: Mapping[str, object] = field(default_factory=dict)  # settings with which it answers as that handler
 
     def settings_class(self) -> Any:
         module, _, name = self.settings.partition(":")
@@ -123,7 +124,7 @@ def find_in_package(package: str, file: str) -> Path | None:
 
 def find_named_file(model: ModelEntry, setting: str) -> Path | None:
     """Find the file that a setting names: `NAME` beside the configuration, or {package, file}; None for others."""
-    value: Any = model.settings().get(setting)
+    value = model.settings().get(setting)
     path: Path | None
     if isinstance(value, str):
         path, place = model.folder / value, f"{model.folder.name}/{value}"
@@ -155,7 +156,7 @@ def task_class(handler: str) -> Any:
     return found
 
 
-def load_task(handler: str, folder: Path, config: Any) -> Any:
+def load_task(handler: str, folder: Path, config: HandlerConfig) -> Any:
     """Load a built-in task from an archive's files, as a worker does; InvalidConfig if they do not fit the settings."""
     # Here and not above: the check whether an archive is up to date does not need torch.
     import torch  # noqa: PLC0415

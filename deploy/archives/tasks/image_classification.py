@@ -12,7 +12,7 @@ from torchvision.transforms._presets import ImageClassification
 
 from deploy.archives.hub import open_checkpoint, pack
 from deploy.archives.networks import make_unique, read_checkpoint_labels, read_labels, write_network, write_state
-from deploy.archives.precision.image_fidelity import Owner, load_network, measure_numbers
+from deploy.archives.precision.image_fidelity import ImageTask, Owner, load_network, measure_numbers
 from deploy.archives.preprocessing import complete_settings, follow_processor, read_transform
 from deploy.archives.sources import Source
 from deploy.archives.state_dicts import StateDict
@@ -95,7 +95,7 @@ def _check_library(model: ModelEntry, source: Path) -> None:
         )
 
 
-def open_owner(model: ModelEntry, origin: Source, config: Any, task: Any) -> Owner:
+def open_owner(model: ModelEntry, origin: Source, config: Any, task: ImageTask) -> Owner:
     known, chosen = network_options(config.arch, task.preprocessing), complete_settings(config, origin)
     if chosen["transform_input"]:
         known["transform_input"] = True
@@ -110,7 +110,7 @@ def open_owner(model: ModelEntry, origin: Source, config: Any, task: Any) -> Own
     )
 
 
-def answer(network: Any, values: torch.Tensor) -> Sequence[torch.Tensor]:
+def answer(network: torch.nn.Module, values: torch.Tensor) -> Sequence[torch.Tensor]:
     return [network(pixel_values=values).logits[0]]
 
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -11,7 +10,7 @@ from torchvision.transforms._presets import ImageClassification, SemanticSegment
 from deploy.archives.differences import Array, relative_error
 from deploy.archives.hub import open_checkpoint, pack
 from deploy.archives.networks import read_checkpoint_labels, read_labels, write_network, write_state
-from deploy.archives.precision.image_fidelity import Owner, load_network, measure_numbers
+from deploy.archives.precision.image_fidelity import ImageTask, Owner, load_network, measure_numbers
 from deploy.archives.preprocessing import follow_processor
 from deploy.archives.sources import Source
 from deploy.archives.state_dicts import StateDict
@@ -60,10 +59,10 @@ def stage(model: ModelEntry, origin: Source, engine: Engine, folder: Path) -> No
     write_network(segmenter, seen, segmenter.output_names, names, engine=engine, folder=folder)
 
 
-def open_owner(model: ModelEntry, origin: Source, config: Any, task: Any) -> Owner:
+def open_owner(model: ModelEntry, origin: Source, config: ImageSegmentationConfig, task: ImageTask) -> Owner:
     network = load_network(model, origin, config, task, weights_backbone=None)
     statistics = {"mean": config.mean, "std": config.std}
-    transform: Any = SemanticSegmentation(resize_size=config.resize_size, **statistics)
+    transform: torch.nn.Module = SemanticSegmentation(resize_size=config.resize_size, **statistics)
     if config.crop_size is not None:
         # A classifier's transform is TorchServe's own, of its image_segmenter too.
         transform = ImageClassification(crop_size=config.crop_size, resize_size=config.resize_size, **statistics)
@@ -72,7 +71,7 @@ def open_owner(model: ModelEntry, origin: Source, config: Any, task: Any) -> Own
     )
 
 
-def answer(network: Any, values: torch.Tensor) -> Sequence[torch.Tensor]:
+def answer(network: torch.nn.Module, values: torch.Tensor) -> Sequence[torch.Tensor]:
     return [network(pixel_values=values).logits[0]]
 
 

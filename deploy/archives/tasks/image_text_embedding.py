@@ -7,13 +7,13 @@ import openvino
 import torch
 
 from deploy.archives.encoders import export as export_text
+from deploy.archives.encoders import write_vector_space
 from deploy.archives.hub import open_checkpoint, pack
 from deploy.archives.networks import export as export_pixels
 from deploy.archives.precision.image_fidelity import measure_numbers
 from deploy.archives.preprocessing import follow_processor
 from deploy.archives.sources import Source
 from deploy.archives.tokens import check_tokenizer
-from deploy.archives.vector_space import write_vector_space
 from deploy.models import Engine, ModelEntry
 from handlers.archive_files import CHECKPOINT, GRAPH
 from handlers.config import parse

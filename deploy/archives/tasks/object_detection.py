@@ -3,7 +3,6 @@
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -13,7 +12,7 @@ from torchvision.transforms._presets import ObjectDetection
 from deploy.archives.differences import TOLERANCE, Array
 from deploy.archives.hub import open_checkpoint, pack
 from deploy.archives.networks import read_checkpoint_labels, read_labels, write_network, write_state
-from deploy.archives.precision.image_fidelity import Owner, load_network
+from deploy.archives.precision.image_fidelity import ImageTask, Owner, load_network
 from deploy.archives.preprocessing import follow_processor
 from deploy.archives.sources import Source
 from deploy.archives.state_dicts import StateDict
@@ -75,10 +74,10 @@ def count_classes(arch: str, state: StateDict, way_out: str) -> int:
     return load_ssd(state, arch)[1]
 
 
-def open_owner(model: ModelEntry, origin: Source, config: Any, task: Any) -> Owner:
+def open_owner(model: ModelEntry, origin: Source, config: ObjectDetectionConfig, task: ImageTask) -> Owner:
     network = load_network(model, origin, config, task, weights_backbone=None)
     side = task.preprocessing.least_side
-    found: dict[str, Any] = {}
+    found: dict[str, torch.Tensor] = {}
     network.head.register_forward_hook(lambda *arguments: found.update(arguments[2]))
     network.anchor_generator.register_forward_hook(lambda *arguments: found.update(anchors=arguments[2][0]))
 
@@ -94,7 +93,7 @@ def open_owner(model: ModelEntry, origin: Source, config: Any, task: Any) -> Own
     return Owner(transform, ObjectDetection(), answer)
 
 
-def answer(network: Any, values: torch.Tensor) -> list[torch.Tensor]:
+def answer(network: torch.nn.Module, values: torch.Tensor) -> list[torch.Tensor]:
     found = network(pixel_values=values)
     centres, halves = found.pred_boxes[0, :, :2], found.pred_boxes[0, :, 2:] / 2
     return [found.logits[0], torch.cat([centres - halves, centres + halves], 1)]

@@ -11,14 +11,12 @@ differ.
 
 import json
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import openvino
-import torch
 
 from deploy.archives.sources import Source, WeightsUnavailable
 from deploy.archives.tensors.files import find_companions, find_model_file
@@ -32,39 +30,32 @@ from deploy.archives.tensors.graphs import (
     compile_graph,
     computes_fp64,
     find_large_inputs,
+    list_outputs,
     read_graph,
     read_partially,
     read_shape,
+    sign,
 )
 from deploy.archives.tensors.mixing import check_mixing, has_positions
 from deploy.archives.tensors.onnx import BRANCHES, ZIPMAP, explain_quantized, find_operation, has_random, read_onnx
-from deploy.archives.tensors.programs import Program, convert, convert_partially, read_program
-from deploy.archives.tensors.proof import (
-    OTHER_AXIS,
-    Mixed,
-    NotRun,
-    Run,
-    compare_runtimes,
-    prove,
-    prove_positions,
-    run_alone,
+from deploy.archives.tensors.programs import (
+    check_state,
+    complete_outputs,
+    convert,
+    convert_partially,
+    count_writes,
+    make_engine,
+    read_program,
 )
-from deploy.archives.tensors.risks import (
-    check_division,
-    find_unchecked,
-    make_checked,
-    make_checks,
-    reject_negatives,
-)
+from deploy.archives.tensors.proof import OTHER_AXIS, Mixed, NotRun, Run, compare_runtimes, prove, prove_positions
+from deploy.archives.tensors.risks import check_division, find_unchecked, make_checked, make_checks, reject_negatives
 from deploy.models import Engine, ModelEntry
 from handlers.archive_files import FIDELITY, GRAPH
 from handlers.config import parse
 from handlers.engines.onnx import FILE as ONNX
-from handlers.engines.program import ProgramEngine
 from handlers.errors import InvalidConfig, Unfaithful, reason
-from handlers.protocol.tensors import datatype_of
 from handlers.tensor_models.config import TensorsConfig
-from handlers.tensor_models.signature import SIGNATURE, DeclaredSignature, Signature, Tensor, merge_signature
+from handlers.tensor_models.signature import SIGNATURE, DeclaredSignature
 
 FACTS = {
     "settings": "tensor_models.config:TensorsConfig",
@@ -74,7 +65,6 @@ FACTS = {
     "compares": False,
 }
 
-CPU = torch.device("cpu")
 # The engines of each kind of file; others run on OpenVINO.
 ENGINES = {
     ".onnx": ("auto", "openvino", "onnxruntime"),
@@ -123,8 +113,8 @@ def _stage_graph(
     program: Run | None = None,
 ) -> DeclaredSignature:
     """Write a graph and its signature, after runs as in a worker; return the completed description."""
-    signature = _sign(said, config)
-    model = apply_signature(graph, signature, _name_outputs(said))
+    signature = sign(said, config)
+    model = apply_signature(graph, signature, list_outputs(said))
     # For TorchScript only the graph has the outputs' shapes.
     ports = zip(said.outputs or (), model.outputs, strict=True)
     said = DeclaredSignature(
@@ -137,7 +127,7 @@ def _stage_graph(
         )
     if owner is not None and computes_fp64(model):
         raise InvalidConfig(f"OpenVINO computes FP64 in FP32, and {owner} in FP64")
-    signature = _sign(said, config)
+    signature = sign(said, config)
     if program is not None:
         reject_negatives(program, model, signature, config)
     facts = {"has_owner": owner is not None, "is_program": program is not None}
@@ -162,7 +152,7 @@ def _prove_own(
     has_branches: bool,
 ) -> None:
     """Prove that the runtime of a file batches; what runs need not show, what OpenVINO reads of its graph does."""
-    signature = _sign(said, config)
+    signature = sign(said, config)
     prove(run, signature, config, is_random=is_random)
     model, is_batched = None, config.max_batch_items > 1
     try:
@@ -184,7 +174,7 @@ def _compare(run: Run, owner: str, said: DeclaredSignature, config: TensorsConfi
     engine = compile_graph(folder / GRAPH)
     is_random = any(node.get_type_name() in RANDOM for node in engine.model.get_ops())
     try:
-        signature, large = _sign(said, config), find_large_inputs(engine.model)
+        signature, large = sign(said, config), find_large_inputs(engine.model)
         worst, count = compare_runtimes(
             engine.run,
             run,
@@ -221,7 +211,7 @@ def _stage_or_name(
         raise
     except InvalidConfig as error:
         try:
-            prove(run, _sign(said, config), config, is_random=is_random)
+            prove(run, sign(said, config), config, is_random=is_random)
         except InvalidConfig as own:
             raise own if isinstance(error, Unreadable) else error from None
         raise Unfaithful(str(error), instead) from error
@@ -265,32 +255,32 @@ def _stage_file(model: ModelEntry, path: Path, config: TensorsConfig, folder: Pa
     _prove_own(own.run, said, config, read, is_random=has_random(path), has_branches=has_branches)
     (folder / SIGNATURE).write_text(said.to_json())
     _write_fidelity(folder, "onnxruntime", "ONNX Runtime runs the file as it is")
-    if left_out := [each.name for each in own.session.get_outputs() if each.name not in _name_outputs(said)]:
+    if left_out := [each.name for each in own.session.get_outputs() if each.name not in list_outputs(said)]:
         print(f"{model.name}: answers lack {', '.join(left_out)}, which is a sequence or map; {ZIPMAP}")
 
 
 def _stage_program(model: ModelEntry, path: Path, config: TensorsConfig, engine: Engine, folder: Path) -> None:
     program, said = read_program(path, config)
     if said.outputs is None:
-        said = _with_outputs(program, said, config)
-    run = _engine(program, _sign(said, config), _name_outputs(said)).run
-    versions = _count_writes(program)
+        said = complete_outputs(program, said, config)
+    run = make_engine(program, sign(said, config), list_outputs(said)).run
+    versions = count_writes(program)
 
     def make() -> None:
         nonlocal said
-        said = _stage_graph(convert(program, _sign(said, config)), said, config, folder, "PyTorch", program=run)
+        said = _stage_graph(convert(program, sign(said, config)), said, config, folder, "PyTorch", program=run)
         _compare(run, "PyTorch", said, config, folder)
 
     if engine != "torch":
         _stage_or_name(make, run, said, config, "torch")
-        _check_state(program, versions)
+        check_state(program, versions)
     if engine == "openvino":
         return
 
     def read() -> openvino.Model:
-        signature = _sign(said, config)
+        signature = sign(said, config)
         try:
-            return apply_signature(convert(program, signature), signature, _name_outputs(said))
+            return apply_signature(convert(program, signature), signature, list_outputs(said))
         except Unreadable:
             return convert_partially(program, signature)
 
@@ -302,48 +292,6 @@ def _stage_program(model: ModelEntry, path: Path, config: TensorsConfig, engine:
         # A graph's batch dimension can become free, a program's cannot.
         print(f"{model.name}: {path.name} is left out, so that OpenVINO runs its graph on a GPU's machine too: {error}")
         return
-    _check_state(program, versions)
+    check_state(program, versions)
     shutil.copyfile(path, folder / f"model{path.suffix}")
     (folder / SIGNATURE).write_text(said.to_json())
-
-
-def _count_writes(program: Program) -> list[int]:
-    return [each._version for each in program.module.buffers()]
-
-
-def _check_state(program: Program, before: list[int]) -> None:
-    if _count_writes(program) != before:
-        raise Mixed(
-            "it writes to its buffers, so it keeps state of earlier requests, or it was exported for training; export "
-            "it without state, in eval()"
-        )
-
-
-def _engine(program: Program, signature: Signature, outputs: Sequence[str]) -> ProgramEngine:
-    dtypes = {name: torch.bfloat16 if each.datatype == "BF16" else None for name, each in signature.arguments.items()}
-    return ProgramEngine(program.module, CPU, dtypes, outputs)
-
-
-def _with_outputs(program: Program, said: DeclaredSignature, config: TensorsConfig) -> DeclaredSignature:
-    """Run TorchScript once, for the names and datatypes of its outputs; BF16 is returned as FP32."""
-    signature = _sign(said, config)
-    _, (found,) = run_alone(_engine(program, signature, [*config.outputs]).run, signature, config, 1, 0)
-    if not all(isinstance(array, np.ndarray) for array in found.values()):
-        raise InvalidConfig("forward must return a tensor, or a tuple or dictionary of tensors")
-    return DeclaredSignature(said.inputs, tuple(Tensor(name, datatype_of(array)) for name, array in found.items()))
-
-
-def _name_outputs(said: DeclaredSignature) -> list[str]:
-    return [tensor.name for tensor in said.outputs or ()]
-
-
-def _sign(said: DeclaredSignature, config: TensorsConfig) -> Signature:
-    """Combine the model's description with the configuration; InvalidConfig if an input then has no shape."""
-    signature = merge_signature(said, config)
-    for name, tensor in signature.inputs.items():
-        if tensor.shape is None:
-            raise InvalidConfig(
-                f"inputs.{name}: the file has no shape; model-config.yaml needs it under handler: inputs: "
-                f"{{{name}: {{shape: [-1, ...]}}}}, or constants: {{{name}: VALUE}} for a scalar"
-            )
-    return signature

@@ -34,6 +34,7 @@ from handlers.config import parse
 from handlers.engines.ctranslate2 import COMPUTE_TYPES, CONVERTED, GREEDY_ONLY, read_vocabulary
 from handlers.engines.decoding import counted_settings, foreign_settings, starts_with_end
 from handlers.errors import InvalidConfig, reason
+from handlers.pipeline.task import Task as Served
 from handlers.precision.answers import run_items
 from handlers.protocol.requests import Payload
 from handlers.text.config import TranslationConfig
@@ -170,7 +171,7 @@ class _Converter(TransformersConverter):  # type: ignore[misc]
             model.config.tie_word_embeddings = model.config.scale_decoder_outputs
         return model
 
-    def load_tokenizer(self, tokenizer_class: Any, model_name_or_path: str, **options: Any) -> Any:  # noqa: ARG002
+    def load_tokenizer(self, tokenizer_class: object, model_name_or_path: str, **options: object) -> Any:  # noqa: ARG002
         return load_tokenizer(Path(model_name_or_path), trust_remote_code=self._trust_remote_code)
 
 
@@ -212,7 +213,7 @@ def read_samples(folder: Path) -> list[str]:
     return [line for line in lines if line and not line.startswith("#")]
 
 
-def similarity(served: Any, original: Any, texts: Sequence[str]) -> float:
+def similarity(served: Served, original: Served, texts: Sequence[str]) -> float:
     """Return the corpus chrF, 0..100, of a loaded archive's greedy answers against those of the model in fp32."""
     ours, theirs = translate(served, texts), translate(original, texts)
     return float(sacrebleu.CHRF().corpus_score(ours, [theirs]).score)

@@ -4,11 +4,12 @@ a graph, the values of its inputs -> walk -> each node of it and of the graphs i
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+import openvino
 
 MOST_READ = 2**16  # the largest constant whose numbers are looked at
 ENDLESS = math.inf
@@ -45,7 +46,7 @@ UNKNOWN = Value(is_sent=True, is_ragged=True, is_number=False)
 
 
 class Step(NamedTuple):
-    node: Any
+    node: openvino.Node
     inputs: Sequence[Value]
     outputs: Sequence[Value]
     is_of_rows: bool  # inside a loop over rows, of which each run has one
@@ -61,7 +62,7 @@ def join(values: Sequence[Value]) -> Value:
     )
 
 
-def walk(model: Any, given: Sequence[Value], rows: int = 0, *, is_of_rows: bool = False) -> Iterator[Step]:
+def walk(model: openvino.Model, given: Sequence[Value], rows: int = 0, *, is_of_rows: bool = False) -> Iterator[Step]:
     """Follow the values of a graph's parameters through its nodes, in order; `rows` divides only their sizes."""
     known = dict(zip((each.get_name() for each in model.get_parameters()), given, strict=True))
     outputs: dict[str, Sequence[Value]] = {}
@@ -80,7 +81,9 @@ def walk(model: Any, given: Sequence[Value], rows: int = 0, *, is_of_rows: bool 
         yield Step(node, inputs, made, is_of_rows)
 
 
-def _walk_inside(node: Any, inputs: list[Value], rows: int, *, is_of_rows: bool) -> Any:
+def _walk_inside(
+    node: openvino.Node, inputs: list[Value], rows: int, *, is_of_rows: bool
+) -> Generator[Step, None, list[Value]]:
     """Follow values into the graphs of an If or of a loop, whose carried values grow until they hold for each run."""
     joined: list[list[Value]] = [[] for _ in node.outputs()]
     steps: list[Step] = []
@@ -128,7 +131,7 @@ def _widen(before: Value, after: Value) -> Value:
     )
 
 
-def _read_bodies(node: Any) -> Iterator[tuple[Any, Sequence[Any], Sequence[Any]]]:
+def _read_bodies(node: openvino.Node) -> Iterator[tuple[openvino.Model, Sequence[Any], Sequence[Any]]]:
     if node.get_type_name() == "If":
         for index in (0, 1):
             yield node.get_function(index), node.get_input_descriptions(index), node.get_output_descriptions(index)
@@ -137,7 +140,7 @@ def _read_bodies(node: Any) -> Iterator[tuple[Any, Sequence[Any], Sequence[Any]]
         yield body, node.get_input_descriptions(), node.get_output_descriptions()
 
 
-def has_rows(output: Any, axis: int, rows: int) -> bool:
+def has_rows(output: openvino.Output, axis: int, rows: int) -> bool:
     """Whether a dimension of a node's output has rows."""
     shape = output.get_partial_shape()
     if not rows or shape.rank.is_dynamic or not -len(shape) <= axis < len(shape):
@@ -145,7 +148,7 @@ def has_rows(output: Any, axis: int, rows: int) -> bool:
     return bool(shape[axis].is_static and not shape[axis].get_length() % rows)
 
 
-def _compute(node: Any, inputs: Sequence[Value]) -> list[Value]:
+def _compute(node: openvino.Node, inputs: Sequence[Value]) -> list[Value]:
     kind = node.get_type_name()
     if kind == "Constant":
         return [_read_constant(node)]
@@ -170,7 +173,7 @@ def _makes_numbers(kind: str, inputs: Sequence[Value]) -> bool:
     return all(each.is_number for each in inputs) and (is_finite or kind in CALM)
 
 
-def _read_constant(node: Any) -> Value:
+def _read_constant(node: openvino.Node) -> Value:
     whole = find_type_range(node.get_element_type())
     if int(np.prod(node.get_output_shape(0))) > MOST_READ:
         return Value(*whole)
@@ -180,7 +183,7 @@ def _read_constant(node: Any) -> Value:
     return Value(data.min().item(), data.max().item())
 
 
-def find_type_range(kind: Any) -> tuple[float, float]:
+def find_type_range(kind: openvino.Type) -> tuple[float, float]:
     """Return the range of a type; 64 bits have none, since OpenVINO computes them in 32."""
     if kind.get_type_name() == "boolean":
         return 0, 1
@@ -190,7 +193,7 @@ def find_type_range(kind: Any) -> tuple[float, float]:
     return (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) if kind.is_signed() else (0, 2**bits - 1)
 
 
-def find_range(node: Any, index: int, inputs: Sequence[Value]) -> tuple[float, float] | None:
+def find_range(node: openvino.Node, index: int, inputs: Sequence[Value]) -> tuple[float, float] | None:
     """Return the range of an output's numbers by the operation; None if it is not known."""
     kind = node.get_type_name()
     if kind in ("TopK", "MaxPool") and index == 1:
@@ -210,7 +213,7 @@ def find_range(node: Any, index: int, inputs: Sequence[Value]) -> tuple[float, f
     return RULES[kind](*inputs) if kind in RULES else None
 
 
-def _find_positions(node: Any) -> tuple[float, float]:
+def _find_positions(node: openvino.Node) -> tuple[float, float]:
     shape, axis = node.input_value(0).get_partial_shape(), node.get_attributes().get("axis")
     if axis is None or shape.rank.is_dynamic or shape[axis].is_dynamic:
         return 0, ENDLESS

@@ -7,7 +7,6 @@ graph + Signature -> apply_signature -> a graph with named ports, a free batch d
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import openvino
 import openvino.opset8
@@ -17,7 +16,8 @@ from deploy.archives.tensors.proof import OTHER_AXIS
 from handlers.engines.openvino import OpenVinoEngine
 from handlers.engines.program import ONLY_OUTPUT, OUTPUT
 from handlers.errors import InvalidConfig, reason
-from handlers.tensor_models.signature import DeclaredSignature, Shape, Signature, Tensor
+from handlers.tensor_models.config import TensorsConfig
+from handlers.tensor_models.signature import DeclaredSignature, Shape, Signature, Tensor, merge_signature
 
 DATATYPES = {
     "boolean": "BOOL",
@@ -83,7 +83,7 @@ def read_partially(path: Path) -> openvino.Model:
     return model
 
 
-def _describe(port: Any, own: str, otherwise: str = "") -> Tensor:
+def _describe(port: openvino.Output, own: str, otherwise: str = "") -> Tensor:
     """Describe an input or output; of a tensor's names, its own is the one in the file."""
     names = port.get_names()
     if not names:
@@ -97,7 +97,7 @@ def _describe(port: Any, own: str, otherwise: str = "") -> Tensor:
     return Tensor(name, DATATYPES[kind], read_shape(port))
 
 
-def read_shape(port: Any) -> Shape | None:
+def read_shape(port: openvino.Output) -> Shape | None:
     """Read the shape of an input or output; None if its rank is free."""
     shape = port.partial_shape
     return None if shape.rank.is_dynamic else tuple(size.get_length() if size.is_static else -1 for size in shape)
@@ -167,18 +167,18 @@ def find_large_inputs(model: openvino.Model) -> set[str]:
     }
 
 
-def _makes_whole(target: Any) -> bool:
+def _makes_whole(target: openvino.Input) -> bool:
     node = target.get_node()
     kinds = target.get_element_type(), node.get_output_element_type(0) if node.get_output_size() else None
     return node.get_type_name() == "Convert" and kinds[0].is_real() and kinds[1] in WIDE
 
 
-def _is_sizing(target: Any) -> bool:
+def _is_sizing(target: openvino.Input) -> bool:
     kind = target.get_node().get_type_name()
     return kind in SIZED and bool(target.get_index() or kind in ("Range", "Loop"))
 
 
-def _follow(output: Any) -> Iterator[Any]:
+def _follow(output: openvino.Output) -> Iterator[openvino.Input]:
     """Yield the inputs of the nodes that depend on an output's numbers."""
     seen, waiting = set(), [output]
     while waiting:
@@ -190,12 +190,12 @@ def _follow(output: Any) -> Iterator[Any]:
                 waiting += node.outputs()
 
 
-def _make_parameter(tensor: Tensor) -> Any:
+def _make_parameter(tensor: Tensor) -> openvino.Node:
     shape = openvino.PartialShape([*(tensor.shape or ())])
     return openvino.opset8.parameter(shape, TYPES[tensor.datatype or "FP32"])
 
 
-def _remove_bf16(node: Any) -> Any:
+def _remove_bf16(node: openvino.Node) -> openvino.Node:
     if node.get_element_type() != openvino.Type.bf16:
         return node
     other = openvino.opset8.parameter(node.get_partial_shape(), openvino.Type.f32)
@@ -203,3 +203,19 @@ def _remove_bf16(node: Any) -> Any:
     for target in node.output(0).get_target_inputs():
         target.replace_source_output(rounded)
     return other
+
+
+def list_outputs(said: DeclaredSignature) -> list[str]:
+    return [tensor.name for tensor in said.outputs or ()]
+
+
+def sign(said: DeclaredSignature, config: TensorsConfig) -> Signature:
+    """Combine the model's description with the configuration; InvalidConfig if an input then has no shape."""
+    signature = merge_signature(said, config)
+    for name, tensor in signature.inputs.items():
+        if tensor.shape is None:
+            raise InvalidConfig(
+                f"inputs.{name}: the file has no shape; model-config.yaml needs it under handler: inputs: "
+                f"{{{name}: {{shape: [-1, ...]}}}}, or constants: {{{name}: VALUE}} for a scalar"
+            )
+    return signature

@@ -6,12 +6,12 @@ a graph, the sizes of a row -> the graph of a prime number of rows, in which a d
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
 
 import numpy as np
 import openvino
 from openvino.passes import ConstantFolding, Manager
 
+from deploy.archives.differences import Array
 from deploy.archives.tensors.flow import MOST_READ, Step, Value, has_rows, walk
 from deploy.archives.tensors.proof import OTHER_AXIS, Mixed
 from deploy.archives.tensors.risks import find_indexed, reads_positions
@@ -21,18 +21,19 @@ from handlers.tensor_models.signature import Signature
 
 # Numbers of rows of which no size of a model may be a multiple; more rows than most micro-batches have.
 PRIMES = (257, 263, 269, 271, 277, 281, 283, 293)
-Constants = Mapping[str, np.ndarray[Any, Any]]
+Constants = Mapping[str, Array]
+Axes = Callable[[openvino.Node], Iterable[int]]
 
 
-def _attribute(name: str) -> Callable[[Any], Iterable[int]]:
+def _attribute(name: str) -> Axes:
     return lambda node: np.ravel(node.get_attributes().get(name, ()))
 
 
-def _constant(port: int) -> Callable[[Any], Iterable[int]]:
+def _constant(port: int) -> Axes:
     return lambda node: _read(node, port)
 
 
-def _read(node: Any, port: int) -> Sequence[int]:
+def _read(node: openvino.Node, port: int) -> Sequence[int]:
     """Read a constant input; nothing of any other."""
     source = node.input_value(port).get_node() if port < node.get_input_size() else None
     if source is None or source.get_type_name() != "Constant":
@@ -40,11 +41,11 @@ def _read(node: Any, port: int) -> Sequence[int]:
     return [int(each) for each in np.ravel(source.get_data())]
 
 
-def _all_but(first: int) -> Callable[[Any], Iterable[int]]:
+def _all_but(first: int) -> Axes:
     return lambda node: range(first, len(node.input_value(0).get_partial_shape()))
 
 
-def _kernel(node: Any) -> Iterable[int]:
+def _kernel(node: openvino.Node) -> Iterable[int]:
     """Name the dimensions of a window of more than one position, and of channels that a convolution adds."""
     sizes = node.get_attributes().get("kernel")
     if sizes is None:
@@ -54,19 +55,19 @@ def _kernel(node: Any) -> Iterable[int]:
     return [*channels, *(axis for axis, size in zip(range(2, rank), sizes[2 - rank :], strict=False) if size != 1)]
 
 
-def _backwards(node: Any) -> Iterable[int]:
+def _backwards(node: openvino.Node) -> Iterable[int]:
     is_strided = node.get_type_name() == "StridedSlice"
     steps = _read(node, 3)
     axes = range(len(steps)) if is_strided or node.get_input_size() < 5 else _read(node, 4)
     return [axis for axis, step in zip(axes, steps, strict=False) if step < 0]
 
 
-def _contracted(node: Any) -> Iterable[int]:
+def _contracted(node: openvino.Node) -> Iterable[int]:
     return [-2 if node.get_attributes()["transpose_a"] else -1]
 
 
 # The dimensions of its first input along which an operation joins numbers.
-ALONG: Mapping[str, Callable[[Any], Iterable[int]]] = {
+ALONG: Mapping[str, Axes] = {
     **dict.fromkeys(("Softmax", "SoftMax", "LogSoftmax", "TopK"), _attribute("axis")),
     **dict.fromkeys(("CumSum", "MVN", "NormalizeL2", "LRN", "Reverse"), _constant(1)),
     **dict.fromkeys(("LSTMSequence", "GRUSequence", "RNNSequence"), lambda _: (1,)),
@@ -122,11 +123,11 @@ def _walk_rows(
     return _walk(_set_rows(model, signature, sizes, rows), signature, rows), rows
 
 
-def _list_outputs(model: openvino.Model) -> list[Any]:
+def _list_outputs(model: openvino.Model) -> list[openvino.Output]:
     return [output for node in model.get_ops() for output in node.outputs()]
 
 
-def _dimensions(output: Any) -> Sequence[Any]:
+def _dimensions(output: openvino.Output) -> Sequence[openvino.Dimension]:
     shape = output.get_partial_shape()
     return () if shape.rank.is_dynamic else [*shape]
 
@@ -190,12 +191,12 @@ def _carry(step: Step, rows: int) -> str | None:
     return f"a loop over the rows keeps numbers of one for the next ({kind})" if is_over_rows and is_sent else None
 
 
-def _may_have_rows(output: Any, axis: int, rows: int) -> bool:
+def _may_have_rows(output: openvino.Output, axis: int, rows: int) -> bool:
     sizes = _dimensions(output)
     return not sizes or sizes[axis].is_dynamic or has_rows(output, axis, rows)
 
 
-def _is_along(node: Any, rows: int) -> bool:
+def _is_along(node: openvino.Node, rows: int) -> bool:
     kind, table = node.get_type_name(), node.input_value(0)
     is_known = kind in ALONG and table.get_partial_shape().rank.is_static
     return is_known and any(has_rows(table, int(axis), rows) for axis in ALONG[kind](node))
@@ -209,7 +210,7 @@ def _is_among_rows(step: Step, rows: int) -> bool:
     return table.get_partial_shape().is_dynamic or any(has_rows(table, axis, rows) for axis in find_indexed(node))
 
 
-def _is_moved(node: Any, rows: int) -> bool:
+def _is_moved(node: openvino.Node, rows: int) -> bool:
     """Whether rows are read at other places than their own."""
     if node.get_type_name() != "Gather" or node.get_attributes().get("batch_dims"):
         return False
@@ -232,7 +233,7 @@ def _count(step: Step, alone: Constants, together: Constants) -> str | None:
     return None
 
 
-def _depends_on_count(one: Any, many: Any) -> bool:
+def _depends_on_count(one: Array | None, many: Array) -> bool:
     if one is None or one.shape == many.shape:
         return one is not None and not np.array_equal(one, many, equal_nan=one.dtype.kind == "f")
     first = many[tuple(slice(size) for size in one.shape)] if one.ndim == many.ndim else None

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import openvino
 import torch
 from openvino.frontend import FrontEndManager
@@ -20,8 +21,11 @@ from openvino.frontend.pytorch.fx_decoder import TorchFXPythonDecoder
 from openvino.frontend.pytorch.ts_decoder import TorchScriptPythonDecoder
 from torch.export.graph_signature import OutputKind
 
-from deploy.archives.tensors.graphs import TYPES, Graph, Unreadable, name_outputs
+from deploy.archives.tensors.graphs import TYPES, Graph, Unreadable, name_outputs, sign
+from deploy.archives.tensors.proof import Mixed, run_alone
+from handlers.engines.program import ProgramEngine
 from handlers.errors import InvalidConfig, reason
+from handlers.protocol.tensors import datatype_of
 from handlers.tensor_models.config import InputConfig, TensorsConfig
 from handlers.tensor_models.signature import DeclaredSignature, Signature, Tensor
 
@@ -37,7 +41,7 @@ DATATYPES = {dtype: name for name, dtype in DTYPES.items()}
 @dataclass(frozen=True, slots=True)
 class Program:
     module: torch.nn.Module  # PyTorch runs this
-    source: Any  # OpenVINO converts this
+    source: torch.export.ExportedProgram | torch.jit.ScriptModule  # OpenVINO converts this
     ports: Mapping[str, str]  # see Graph
     has_shapes: bool  # whether `source` has the inputs' datatypes and shapes
 
@@ -86,17 +90,19 @@ def _read_exported(path: Path, config: TensorsConfig) -> tuple[Program, Declared
     )
 
 
-def _describe(name: str, value: Any) -> Tensor:
-    kind = value.dtype if isinstance(value, torch.Tensor) else type(value).__name__
-    if kind not in DATATYPES:
+def _describe(name: str, value: object) -> Tensor:
+    if not isinstance(value, torch.Tensor) or value.dtype not in DATATYPES:
+        kind = getattr(value, "dtype", type(value).__name__)
         raise InvalidConfig(f"{name}: expected a tensor of {', '.join(DTYPES)}, received {kind}")
-    return Tensor(name, DATATYPES[kind], tuple(size if isinstance(size, int) else -1 for size in value.shape))
+    return Tensor(name, DATATYPES[value.dtype], tuple(size if isinstance(size, int) else -1 for size in value.shape))
 
 
-def _check_range(exported: Any, tensor: Tensor, value: torch.Tensor, config: TensorsConfig) -> None:
+def _check_range(
+    exported: torch.export.ExportedProgram, tensor: Tensor, value: torch.Tensor, config: TensorsConfig
+) -> None:
     """Raise InvalidConfig if a program's bound on rows is less than max_batch_items."""
     at = config.inputs.get(tensor.name, InputConfig()).batch_dim
-    sizes: Sequence[Any] = value.shape
+    sizes: Sequence[int | torch.SymInt] = value.shape
     size = sizes[at] if at < len(sizes) else 0
     bound = None if isinstance(size, int) else exported.range_constraints.get(size.node.expr)
     if bound is not None and bound.upper < config.max_batch_items:
@@ -168,3 +174,29 @@ def convert_partially(program: Program, signature: Signature) -> openvino.Model:
     except Exception as error:
         raise Unreadable(f"OpenVINO cannot convert it: {reason(error)}") from error
     return model
+
+
+def count_writes(program: Program) -> list[int]:
+    return [each._version for each in program.module.buffers()]
+
+
+def check_state(program: Program, before: list[int]) -> None:
+    if count_writes(program) != before:
+        raise Mixed(
+            "it writes to its buffers, so it keeps state of earlier requests, or it was exported for training; export "
+            "it without state, in eval()"
+        )
+
+
+def make_engine(program: Program, signature: Signature, outputs: Sequence[str]) -> ProgramEngine:
+    dtypes = {name: torch.bfloat16 if each.datatype == "BF16" else None for name, each in signature.arguments.items()}
+    return ProgramEngine(program.module, torch.device("cpu"), dtypes, outputs)
+
+
+def complete_outputs(program: Program, said: DeclaredSignature, config: TensorsConfig) -> DeclaredSignature:
+    """Run TorchScript once, for the names and datatypes of its outputs; BF16 is returned as FP32."""
+    signature = sign(said, config)
+    _, (found,) = run_alone(make_engine(program, signature, [*config.outputs]).run, signature, config, 1, 0)
+    if not all(isinstance(array, np.ndarray) for array in found.values()):
+        raise InvalidConfig("forward must return a tensor, or a tuple or dictionary of tensors")
+    return DeclaredSignature(said.inputs, tuple(Tensor(name, datatype_of(array)) for name, array in found.items()))

@@ -7,13 +7,11 @@ signature + warm_up sizes -> random rows -> run one by one and together  -> equa
 import math
 import random
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from deploy.archives.differences import relative_error
+from deploy.archives.differences import Array, relative_error
 from deploy.archives.tensors.samples import DIGITS, make_others, make_positions, make_rows, make_swaying
 from handlers.engines import Arrays
 from handlers.errors import InvalidConfig, WrongOutput, reason
@@ -66,7 +64,7 @@ def prove(run: Run, signature: Signature, config: TensorsConfig, *, is_random: b
 
 def run_alone(
     run: Run, signature: Signature, config: TensorsConfig, count: int, at: int
-) -> tuple[Sequence[dict[str, NDArray[Any]]], Sequence[Arrays]]:
+) -> tuple[Sequence[dict[str, Array]], Sequence[Arrays]]:
     """Run rows of one of the sizes one by one, of the first kind of whole numbers that the model accepts."""
     first: Exception | None = None
     for digits in DIGITS:
@@ -233,7 +231,7 @@ def _compare_rows(alone: Sequence[Arrays], together: Arrays, signature: Signatur
             )
 
 
-def _check_outputs(outputs: Any, signature: Signature, rows: int) -> None:
+def _check_outputs(outputs: object, signature: Signature, rows: int) -> None:
     try:
         check_outputs(outputs, signature.outputs, rows, {})
     except WrongOutput as error:
@@ -250,7 +248,7 @@ def _run_copies(run: Run, arrays: Arrays, signature: Signature) -> Arrays:
     return run({name: array.copy() for name, array in {**arrays, **signature.constants}.items()})
 
 
-def _join(given: Sequence[Arrays], tensors: Mapping[str, Tensor]) -> dict[str, NDArray[Any]]:
+def _join(given: Sequence[Arrays], tensors: Mapping[str, Tensor]) -> dict[str, Array]:
     dimensions = {name: _find_dimension(name, tensors) for name in given[0]}
     try:
         return {name: np.concatenate([row[name] for row in given], at) for name, at in dimensions.items()}

@@ -7,7 +7,6 @@ a graph, its signature -> find_unchecked -> why OpenVINO must not run it, in wor
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 import openvino
@@ -107,7 +106,7 @@ def _give(model: openvino.Model, signature: Signature, *, is_finite: bool) -> li
     return given
 
 
-def reads_positions(node: Any, port: int) -> bool:
+def reads_positions(node: openvino.Node, port: int) -> bool:
     """Whether an input is a position, length or count, and not a number to compute with."""
     kind = node.get_type_name()
     if kind in NUMERIC or port in NUMBERS.get(kind, ()) or (port == 0 and kind not in FROM_FIRST):
@@ -117,7 +116,7 @@ def reads_positions(node: Any, port: int) -> bool:
     return kind in OF_FLOATS or bool(node.input_value(port).get_element_type().is_integral_number())
 
 
-def _is_inside(node: Any, port: int, value: Value, *, counts_back: bool) -> bool:
+def _is_inside(node: openvino.Node, port: int, value: Value, *, counts_back: bool) -> bool:
     """Whether positions are proved to lie inside the table that they index; if counts_back, also from its end."""
     kind, table = node.get_type_name(), node.input_value(0).get_partial_shape()
     if port != 1 or table.rank.is_dynamic:
@@ -130,7 +129,7 @@ def _is_inside(node: Any, port: int, value: Value, *, counts_back: bool) -> bool
     return value.is_within(-min(sizes) if is_back else 0, min(sizes) - 1)
 
 
-def find_indexed(node: Any) -> Sequence[int]:
+def find_indexed(node: openvino.Node) -> Sequence[int]:
     """Name the dimensions of its first input that an operation indexes with numbers of its second; none if unknown."""
     kind = node.get_type_name()
     if kind == "GatherElements":

@@ -7,11 +7,10 @@ a row                     -> make_others -> rows of equal sizes with zeros, smal
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from deploy.archives.differences import Array
 from handlers.protocol.tensors import DTYPES, make_objects
 from handlers.tensor_models.config import TensorsConfig
 from handlers.tensor_models.rows import make_sample_rows
@@ -31,7 +30,7 @@ SMALL = DIGITS[2]
 # million need memory. Of larger numbers the graph shows what they decide: `check_mixing`.
 SHARES = (2**-24, 2**-11, -(2**-24), -(2**-11))
 # Floats that sway a mean, too.
-CHANGES: tuple[Callable[[NDArray[Any]], NDArray[Any]], ...] = (
+CHANGES: tuple[Callable[[Array], Array], ...] = (
     np.positive,
     lambda x: -abs(x),
     lambda x: abs(x) * 1000,
@@ -43,14 +42,14 @@ WIDE = "a row of negative and large numbers"
 
 def make_rows(
     signature: Signature, config: TensorsConfig, seed: int = 0, digits: tuple[int, int] = DIGITS[0]
-) -> list[dict[str, NDArray[Any]]]:
+) -> list[dict[str, Array]]:
     """Make a row of each of the first sizes of `warm_up`; none if a row's datatypes or shapes are unknown."""
     return [_make_row(sample, signature, seed, digits) for sample in make_sample_rows(signature, config)[:MOST_SIZES]]
 
 
 def make_others(
-    row: Mapping[str, NDArray[Any]], signature: Signature, large: Collection[str] = ()
-) -> Iterator[tuple[str, dict[str, NDArray[Any]]]]:
+    row: Mapping[str, Array], signature: Signature, large: Collection[str] = ()
+) -> Iterator[tuple[str, dict[str, Array]]]:
     """Make rows of equal sizes with other numbers, each with its description."""
     noise = np.random.default_rng(1)
     numbers = {name: array for name, array in row.items() if array.dtype.kind in "fiu" and name not in signature.masks}
@@ -69,9 +68,7 @@ def make_others(
                     yield f"whole numbers from {least} on in {name}", {**row, name: odd.astype(array.dtype)}
 
 
-def make_swaying(
-    row: Mapping[str, NDArray[Any]], signature: Signature
-) -> Iterator[tuple[str, dict[str, NDArray[Any]]]]:
+def make_swaying(row: Mapping[str, Array], signature: Signature) -> Iterator[tuple[str, dict[str, Array]]]:
     """Make rows that may decide for all if anything does, as in `if x.max() > 1`, by their kinds of other numbers."""
     wide = dict(make_others(row, signature))[WIDE]
     with np.errstate(over="ignore"):
@@ -83,7 +80,7 @@ def make_swaying(
         yield "iub", {**row, **{name: _sway(array, share) for name, array in whole.items()}}
 
 
-def make_positions(row: Mapping[str, NDArray[Any]], signature: Signature) -> Iterator[dict[str, NDArray[Any]]]:
+def make_positions(row: Mapping[str, Array], signature: Signature) -> Iterator[dict[str, Array]]:
     """Make rows in which one input has a power of two: of a table of any size, one lies in the next row's part."""
     for name, array in row.items():
         if array.dtype.kind in "iu" and name not in signature.masks:
@@ -93,14 +90,14 @@ def make_positions(row: Mapping[str, NDArray[Any]], signature: Signature) -> Ite
                     yield {**row, name: np.full_like(array, position)}
 
 
-def _sway(array: NDArray[Any], share: float) -> NDArray[Any]:
+def _sway(array: Array, share: float) -> Array:
     if array.dtype.kind == "b":
         return np.full_like(array, share > 0)
     limits = np.iinfo(array.dtype)
     return np.full_like(array, int(max(limits.min, min(limits.max, share * 2**31))))
 
 
-def _make_wide(array: NDArray[Any], noise: np.random.Generator) -> NDArray[Any]:
+def _make_wide(array: Array, noise: np.random.Generator) -> Array:
     if array.dtype.kind == "f":
         return (noise.standard_normal(array.shape) * SPREAD).astype(array.dtype)
     if array.itemsize > 1:
@@ -109,8 +106,8 @@ def _make_wide(array: NDArray[Any], noise: np.random.Generator) -> NDArray[Any]:
 
 
 def _make_row(
-    sample: Mapping[str, NDArray[Any]], signature: Signature, seed: int, digits: tuple[int, int]
-) -> dict[str, NDArray[Any]]:
+    sample: Mapping[str, Array], signature: Signature, seed: int, digits: tuple[int, int]
+) -> dict[str, Array]:
     """Make a random row of a sample's sizes, with the masks that a worker adds."""
     noise = np.random.default_rng(seed)
     row = {name: _make_noise(array, noise, digits) for name, array in sample.items()}
@@ -122,7 +119,7 @@ def _make_row(
     return {name: row[name] for name in signature.inputs}
 
 
-def _make_noise(array: NDArray[Any], noise: np.random.Generator, limits: tuple[int, int]) -> NDArray[Any]:
+def _make_noise(array: Array, noise: np.random.Generator, limits: tuple[int, int]) -> Array:
     """Make numbers that few models reject: floats from 0 to 1, and whole numbers within limits."""
     digits = noise.integers(*limits, array.shape)
     if array.dtype.kind == "O":

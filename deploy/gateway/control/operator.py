@@ -7,11 +7,11 @@ fills while the model is unregistered. A withdrawn version receives no new reque
 """
 
 from dataclasses import asdict, replace
-from typing import Any
 
 from aiohttp import web
 from pydantic.dataclasses import dataclass
 
+from deploy import Json
 from deploy.gateway.control.errors import read_body
 from deploy.gateway.control.gateway import GATEWAY, Control
 from deploy.gateway.control.protocol import find
@@ -60,7 +60,7 @@ async def drain(request: web.Request) -> web.Response:
     return web.json_response(_node(gateway, name, await gateway.endpoints()))
 
 
-def _node(gateway: Control, name: str, endpoints: Endpoints | None) -> dict[str, Any]:
+def _node(gateway: Control, name: str, endpoints: Endpoints | None) -> Json:
     found = {cluster: on[name] for cluster, on in (endpoints or {}).items() if name in on}
     # A version that the node could not restore receives no requests there, and the others do.
     models = [key for key, placement in gateway.watches[name].models.items() if not placement.is_missing]
@@ -155,7 +155,7 @@ def _check_default(fleet: Fleet, name: str, version: str) -> None:
         raise RequestError(400, f"{is_default}: make another version the default, or withdraw the model")
 
 
-def _describe(fleet: Fleet, model: ServedModel, version: str | None, endpoints: Endpoints | None) -> dict[str, Any]:
+def _describe(fleet: Fleet, model: ServedModel, version: str | None, endpoints: Endpoints | None) -> Json:
     """Describe a version of a model, None for all together; `endpoints` are None if Envoy does not answer."""
     versions = [version] if version is not None else list(model.versions)
     return {

@@ -5,11 +5,10 @@ GET /summary              -> the current data of the page
 GET /openapi.json         -> the routes, for the models of the nodes
 """
 
-from typing import Any
-
 import orjson
 from aiohttp import web
 
+from deploy import Json
 from deploy.gateway.control.gateway import GATEWAY
 from deploy.gateway.state import Fleet, ServedModel
 from deploy.gateway.traffic import Traffic
@@ -56,7 +55,7 @@ async def openapi(request: web.Request) -> web.Response:
     return made
 
 
-def summarize(fleet: Fleet, traffic: Traffic) -> dict[str, Any]:
+def summarize(fleet: Fleet, traffic: Traffic) -> Json:
     """Return the data of the page; `time_s` is that of the counters."""
     return {
         "id": traffic.id,
@@ -68,7 +67,7 @@ def summarize(fleet: Fleet, traffic: Traffic) -> dict[str, Any]:
     }
 
 
-def _model(fleet: Fleet, model: ServedModel) -> dict[str, Any]:
+def _model(fleet: Fleet, model: ServedModel) -> Json:
     canary = fleet.canaries.get(model.name)
     return {
         "name": model.name,

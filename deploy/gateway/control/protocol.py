@@ -6,13 +6,14 @@ which load balancers understand, and 404 for an unknown model.
 """
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from aiohttp import web
 from google.protobuf.json_format import ParseDict
 from google.protobuf.message import DecodeError, Message
 
+from deploy import Json
 from deploy.gateway.control import repository
 from deploy.gateway.control.deep import check as check_deeply
 from deploy.gateway.control.errors import read_body
@@ -94,13 +95,13 @@ async def invoke(request: web.Request) -> web.Response:
 
 @routes.post("/v2/repository/index")
 async def index(request: web.Request) -> web.Response:
-    is_ready_only = (await read_body(request, dict[str, Any])).get("ready") is True
+    is_ready_only = (await read_body(request, Json)).get("ready") is True
     return web.json_response(_index(request.app[GATEWAY], is_ready_only))
 
 
 @routes.post("/v2/repository/models/{model:[^/]+}/load")
 async def load(request: web.Request) -> web.Response:
-    parameters = (await read_body(request, dict[str, Any])).get("parameters")
+    parameters = (await read_body(request, Json)).get("parameters")
     await repository.load(request.app[GATEWAY], request.match_info["model"], parameters)
     return web.Response()
 
@@ -136,7 +137,7 @@ async def info(request: web.Request) -> web.Response:
     return web.json_response(describe_embedder(documents, gateway.settings.default_models))
 
 
-def _documents(request: web.Request) -> dict[str, Mapping[str, Any]]:
+def _documents(request: web.Request) -> dict[str, Json]:
     """Return the metadata of each model, also by its aliases."""
     gateway = request.app[GATEWAY]
     models = gateway.fleet.models
@@ -192,13 +193,13 @@ def find(fleet: Fleet, name: str, requested: str = "") -> tuple[ServedModel, Ser
     return model, model.versions[version]
 
 
-def metadata(fleet: Fleet, name: str, requested: str = "") -> dict[str, Any]:
+def metadata(fleet: Fleet, name: str, requested: str = "") -> Json:
     model, version = find(fleet, name, requested)
     versions = [version.version] if requested else list(model.versions)
     return description.metadata(name, versions, _handler_metadata(fleet, model, version))
 
 
-def configuration(fleet: Fleet, name: str, requested: str = "") -> dict[str, Any]:
+def configuration(fleet: Fleet, name: str, requested: str = "") -> Json:
     model, version = find(fleet, name, requested)
     placements = version.placements.values()
     return description.configuration(
@@ -210,18 +211,18 @@ def configuration(fleet: Fleet, name: str, requested: str = "") -> dict[str, Any
     )
 
 
-def _handler_metadata(fleet: Fleet, model: ServedModel, version: ServedVersion) -> dict[str, Any]:
+def _handler_metadata(fleet: Fleet, model: ServedModel, version: ServedVersion) -> Json:
     """Return the handler's metadata; empty for a handler of another project."""
     if version.metadata is None and not fleet.is_version_ready(version):
         raise not_ready(model.name, version.version, version.lost)
     return dict(version.metadata or {})
 
 
-def _describe_server(gateway: Control) -> dict[str, Any]:
+def _describe_server(gateway: Control) -> Json:
     return describe_server("statistics", *(["model_repository"] if gateway.settings.management else []))
 
 
-async def _statistics(gateway: Control, name: str, requested: str) -> dict[str, Any]:
+async def _statistics(gateway: Control, name: str, requested: str) -> Json:
     """Return Triton's statistics of the versions of a model, or of all models."""
     await gateway.scrape(FRESH_S)
     wanted = [(model, version) for model in gateway.fleet.models.values() for version in model.versions]
@@ -252,7 +253,7 @@ def _index(gateway: Control, is_ready_only: bool) -> list[dict[str, str]]:
     return documents
 
 
-async def _health(gateway: Control, service: str) -> dict[str, Any]:
+async def _health(gateway: Control, service: str) -> Json:
     """See https://github.com/grpc/grpc/blob/master/doc/health-checking.md: 1 is SERVING, 2 is NOT_SERVING."""
     if service in ("", SERVICE):
         return {"status": 1 if gateway.fleet.is_ready else 2}

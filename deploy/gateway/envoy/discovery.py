@@ -54,7 +54,7 @@ class Discovery(grpc.GenericRpcHandler):  # type: ignore[misc]
         self._server.stop(None).wait()
         os.close(self._folder)
 
-    def service(self, _: Any) -> Any:
+    def service(self, _: object) -> Any:
         """Answer every method: Envoy calls one."""
         return grpc.stream_stream_rpc_method_handler(
             self._follow, DiscoveryRequest.FromString, DiscoveryResponse.SerializeToString

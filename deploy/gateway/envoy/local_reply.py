@@ -10,7 +10,6 @@ import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
-from typing import Any
 
 from deploy.gateway.envoy.resources import Resource
 from deploy.gateway.envoy.routes import API_MODEL, API_PATHS
@@ -104,7 +103,7 @@ def _status(status: int) -> Resource:
     return {"status_code_filter": {"comparison": {"op": "EQ", "value": value}}}
 
 
-def _header(name: str, how: str, value: Any) -> Resource:
+def _header(name: str, how: str, value: object) -> Resource:
     return {"header_filter": {"header": {"name": name, "string_match": {how: value}}}}
 
 

@@ -19,8 +19,9 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from deploy import Json
 from deploy.gateway.drain import wait_idle
 from deploy.gateway.envoy.clusters import CONTROL, DISCOVERY
 from deploy.gateway.envoy.discovery import Discovery
@@ -216,7 +217,7 @@ def find_program() -> str:
     return found
 
 
-def _read_endpoint(host: Mapping[str, Any]) -> Endpoint:
+def _read_endpoint(host: Json) -> Endpoint:
     # Counters of 0 are omitted, or have no value.
     counts = {stat["name"]: int(stat.get("value", 0)) for stat in host["stats"]}
     return Endpoint(counts.get("rq_active", 0), host["health_status"] == {"eds_health_status": "HEALTHY"})

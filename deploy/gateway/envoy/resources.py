@@ -8,10 +8,11 @@ from typing import Any
 
 import yaml
 
+from deploy import Json
 from handlers.errors import InvalidConfig
 from handlers.protocol import statuses, wire
 
-Resource = dict[str, Any]
+Resource = Json
 
 FOLDER = Path(__file__).parent
 
@@ -56,10 +57,10 @@ def _read_template(name: str) -> Any:
     return yaml.safe_load(_read(f"{name}.yaml"))
 
 
-def fill_template(name: str, part: str | None = None, /, **values: Any) -> Any:
+def fill_template(name: str, part: str | None = None, /, **values: object) -> Any:
     """Read NAME.yaml or a part of it, and replace each `$KEY` by its value; None removes the entry."""
 
-    def fill(document: Any) -> Any:
+    def fill(document: object) -> Any:
         if isinstance(document, str) and document.startswith("$"):
             return values[document[1:]]
         if isinstance(document, dict):

@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from deploy import Json
 from deploy.protocol.rejections import MALFORMED_FORM
 from handlers.protocol.rows import BODY
 from handlers.protocol.wire import BOUNDARY_CHARACTERS, FORM_FIELDS, ORIGINAL_PATH_HEADER, PART_HEAD_BYTES
@@ -39,21 +40,21 @@ class Parsed(bytes):
     content: Any
 
     @classmethod
-    def of(cls, body: bytes, content: Any) -> "Parsed":
+    def of(cls, body: bytes, content: object) -> "Parsed":
         made = cls(body)
         made.content = content
         return made
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[type[bytes], tuple[bytes]]:
         return bytes, (bytes(self),)
 
 
 Fields = dict[str, tuple[Any, str]]  # a field's name -> its value, bytes unless it is parsed, and content type
 
 
-def row_of(headers: Mapping[str, str], body: bytes, most: int, path: str = "") -> tuple[dict[str, Any], dict[str, Any]]:
+def row_of(headers: Mapping[str, str], body: bytes, most: int, path: str = "") -> tuple[Json, Json]:
     """Return a request's row, and its headers for `Pipeline.unpack`."""
-    sent: dict[str, Any] = {**headers, EXPLAIN: "False"}
+    sent: dict[str, object] = {**headers, EXPLAIN: "False"}
     sent.pop(ORIGINAL_PATH_HEADER, None)
     if path:
         sent[ORIGINAL_PATH_HEADER] = path

@@ -1,6 +1,7 @@
 """Triton's gRPC service, in the application at /: replicas answer ModelInfer, `Models.describe` the other methods."""
 
 import json
+from collections.abc import Awaitable, Callable
 from typing import Any
 from urllib.parse import unquote
 
@@ -8,6 +9,7 @@ import grpc
 from google.protobuf.json_format import ParseDict
 from google.protobuf.message import DecodeError
 
+from deploy import Json
 from deploy.hosts.frontend.forms import Parsed
 from deploy.hosts.frontend.http import Rejected, Response, log_bug, off_loop, reject
 from deploy.hosts.frontend.memory import Hold
@@ -41,8 +43,8 @@ class Service:
         self.models = models
 
 
-def _method(name: str) -> Any:
-    async def call(self: Service, message: bytes, grpc_context: Any) -> Written:
+def _method(name: str) -> Callable[[Service, bytes, Any], Awaitable[Written]]:
+    async def call(self: Service, message: bytes, grpc_context: object) -> Written:
         try:
             if name == "ModelInfer":
                 return _received(await _infer(self.models, message, grpc_context), grpc_context)
@@ -73,7 +75,7 @@ def _explain(error: Exception) -> tuple[int, str]:
     return meaning_of(status or getattr(error, "code", 500)).grpc, message
 
 
-async def _manage(models: Models, method: str, asked: Any) -> dict[str, Any]:
+async def _manage(models: Models, method: str, asked: Any) -> Json:
     """Answer a method of a repository."""
     if models.repository is None:
         raise RequestError(400, f"{method}: this server has no repository", UNIMPLEMENTED)
@@ -88,7 +90,7 @@ for _name in (*wire.GRPC_METHODS, *REPOSITORY_METHODS):
     setattr(Service, _name, _method(_name))
 
 
-async def _infer(models: Models, message: bytes, context: Any) -> Response:
+async def _infer(models: Models, message: bytes, context: grpc.aio.ServicerContext) -> Response:
     if len(message) > models.body_bytes:
         return reject(BODY_TOO_LARGE.saying(f"A message may have {models.body_bytes} bytes."))
     hold = Hold(models.memory)
@@ -108,7 +110,7 @@ async def _infer(models: Models, message: bytes, context: Any) -> Response:
         hold.free()
 
 
-def _received(answer: Response, context: Any) -> Written:
+def _received(answer: Response, context: grpc.aio.ServicerContext) -> Written:
     named = {name.lower(): value for name, value in answer.headers.items()}
     context.set_trailing_metadata([(name, named[name]) for name in METADATA if name in named])
     if answer.status == 200:
@@ -125,7 +127,7 @@ def _message_of(body: bytes) -> str:
         return body.decode("utf-8", "replace")
 
 
-def fail(context: Any, code: int, message: str) -> Written:
+def fail(context: grpc.aio.ServicerContext, code: int, message: str) -> Written:
     context.set_code(CODES[code])
     context.set_details(message)
     return Written()

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
+from deploy import Json
 from deploy.hosts.frontend.http import Response, document
 from deploy.protocol import openapi
 from deploy.protocol.page import FILE, FILES, FRESH, TYPES
@@ -23,7 +24,7 @@ class Models(Protocol):
     @property
     def states(self) -> Mapping[str, str]: ...
 
-    async def documents(self) -> dict[str, dict[str, Any]]: ...
+    async def documents(self) -> dict[str, Json]: ...
 
 
 class Pages:
@@ -54,7 +55,7 @@ class Pages:
             self._described = states, time.monotonic(), body
         return body
 
-    async def _summarize(self) -> dict[str, Any]:
+    async def _summarize(self) -> Json:
         """Return the data of the page, as the gateway has it of several nodes."""
         (name, counters), models = self.count(), await self._models.documents()
         return {
@@ -63,7 +64,7 @@ class Pages:
         }
 
 
-def _model(name: str, metadata: Mapping[str, Any]) -> dict[str, Any]:
+def _model(name: str, metadata: Mapping[str, object]) -> Json:
     """Return a model of the page; one without metadata is not loaded."""
     workers, version = int(bool(metadata)), str(metadata.get("version") or "")
     sizes = {"batch_size": metadata.get("max_batch_size", 1), "max_batch_delay_ms": 0, "is_default": True}

@@ -63,7 +63,7 @@ class Metrics(dict[str, Any]):
 class Replica:
     """One archive and its core, for one event loop."""
 
-    def __init__(self, archive: str, *, threads: int, gpu: int | None, metrics: Any) -> None:
+    def __init__(self, archive: str, *, threads: int, gpu: int | None, metrics: object) -> None:
         """Load the archive; see `LoadedArchive`."""
         # Ray sets it to the processors of the replica; `threads` are the archive's own setting.
         os.environ.pop("OMP_NUM_THREADS", None)

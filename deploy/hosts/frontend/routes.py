@@ -10,10 +10,9 @@ import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any
 from urllib.parse import parse_qs
 
-from deploy.hosts.frontend import repository
+from deploy import Json
 from deploy.hosts.frontend.forms import Parsed
 from deploy.hosts.frontend.http import (
     HOLD,
@@ -30,7 +29,7 @@ from deploy.hosts.frontend.http import (
     reject,
 )
 from deploy.hosts.frontend.memory import MEMORY_BYTES, Hold, Memory
-from deploy.hosts.frontend.methods import check_method, in_form, not_served
+from deploy.hosts.frontend.methods import PREFIX, Repository, answer_repository, check_method, in_form, not_served
 from deploy.hosts.frontend.pages import Pages
 from deploy.protocol import deep, description
 from deploy.protocol.description import strip_zeros
@@ -75,7 +74,7 @@ class Models:
         self.memory = Memory(max(memory_bytes, 3 * body_bytes))
         self._inflating = asyncio.Semaphore(MOST_INFLATING)
         self.body_bytes, self._replicas, self._preferred = body_bytes, replicas, preferred
-        self.repository: repository.Repository | None = None  #: of models that are loaded at their first request
+        self.repository: Repository | None = None  #: of models that are loaded at their first request
         self._checks = deep.Checks()
         self.pages = Pages(self, tuple(preferred))
         self.is_draining = False  #: whether the process is about to end, and so not ready
@@ -132,16 +131,16 @@ class Models:
             return ""  # which models of a repository are of that kind is known once they are loaded
         return description.find_only(path, await self.documents(), self._preferred)
 
-    async def describe_embedder(self) -> dict[str, Any]:
+    async def describe_embedder(self) -> Json:
         """Answer text-embeddings-inference's /info."""
         return description.describe_embedder(await self.documents(), self._preferred)
 
-    async def documents(self) -> dict[str, dict[str, Any]]:
+    async def documents(self) -> dict[str, Json]:
         """Return the metadata of each model; empty for one that is not loaded, which stays so."""
         states = self.states.items()
         return {name: await self._metadata(name) if state in ("", "READY") else {} for name, state in states}
 
-    async def describe(self, method: str, name: str = "", version: str = "") -> dict[str, Any]:
+    async def describe(self, method: str, name: str = "", version: str = "") -> Json:
         """Answer a method of Triton's gRPC service that describes a model, or all models."""
         if method == "ServerLive":
             return {"live": True}
@@ -178,10 +177,10 @@ class Models:
         found = await asyncio.gather(*(self._checks.check(name, partial(ask, name)) for name in names))
         return dict(zip(names, found, strict=True))
 
-    async def _metadata(self, name: str, how: str = "1") -> dict[str, Any]:
+    async def _metadata(self, name: str, how: str = "1") -> Json:
         """Return a model's metadata; empty if no replica answers."""
         answer = await self._replicas[name]("", {wire.METADATA_HEADER: how}, b"", "")
-        found: dict[str, Any] = json.loads(answer.body) if answer is not None and answer.status == 200 else {}
+        found: Json = json.loads(answer.body) if answer is not None and answer.status == 200 else {}
         return found
 
 
@@ -231,8 +230,8 @@ class Routes(Application):
             paths = (path, headers.get(wire.ORIGINAL_PATH_HEADER, ""))
             asked = next((each for each in paths if each.startswith("/v2/")), "")
             return await models.predict(found["model"], found["version"] or "", headers, body, asked)
-        if models.repository and scope["method"] == "POST" and path.startswith(repository.PREFIX):
-            return document(await repository.answer(models.repository, path, body))
+        if models.repository and scope["method"] == "POST" and path.startswith(PREFIX):
+            return document(await answer_repository(models.repository, path, body))
         check_method(scope["method"], path)
         if path == "/invocations":
             query = parse_qs(scope.get("query_string", b"").decode("latin-1"))
@@ -268,7 +267,7 @@ class Routes(Application):
             ready = [name for name, state in self.models.states.items() if state in ("", "READY")]
             return document(*deep.describe(await self.models.check(*ready)))
         is_ready = (await self.models.describe("ServerReady"))["ready"]
-        answered: dict[str, Any] = {"status": "Healthy" if is_ready else "Unhealthy"}
+        answered: dict[str, object] = {"status": "Healthy" if is_ready else "Unhealthy"}
         if is_ready and path != "/ping":
             answered = {"ready": True}  # KServe's client reads it
         return document(answered, 200 if is_ready else 503)

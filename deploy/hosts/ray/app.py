@@ -1,6 +1,6 @@
 """The applications that the configuration names: `archive` at /predictions/M, and `routes` at /."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -14,12 +14,13 @@ from ray.serve._private import constants
 from ray.serve.exceptions import RayServeException
 from ray.util.metrics import Counter
 
+from deploy import Json
 from deploy.hosts.frontend.http import Response, reject
 from deploy.hosts.frontend.replica import Metrics, Replica
 from deploy.protocol.rejections import BUSY
 
 
-def bind_grpc() -> list[Any]:
+def bind_grpc() -> list[object]:
     """Keep gRPC's ports on loopback if the node is there, not on Serve's [::]; Serve calls it before it opens ports."""
     if is_localhost(ray.util.get_node_ip_address()):
         add = Server.add_insecure_port
@@ -64,19 +65,19 @@ class Archive:
         await self._replica.check()
 
 
-def archive(args: Mapping[str, Any]) -> serve.Application:
+def archive(args: Json) -> serve.Application:
     """Build the application of one archive; `args` are those of `Archive`, and `host`."""
     return _bind(Archive, **args)
 
 
-def _bind(deployment: Any, host: str, **args: Any) -> serve.Application:
+def _bind(deployment: serve.Deployment, host: str, **args: Any) -> serve.Application:
     node = ray.util.get_node_ip_address()
     if is_localhost(host) and not (is_localhost(node) and constants.RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH):
         raise ValueError(f"host is {host}, but Ray listens on {node}: start Ray with the variables of ray.env")
     return deployment.bind(**args)
 
 
-def routes(args: Mapping[str, Any]) -> serve.Application:
+def routes(args: Json) -> serve.Application:
     """Build the application at /."""
     from deploy.hosts.frontend.grpc import Service  # noqa: PLC0415
     from deploy.hosts.frontend.routes import Models, Routes  # noqa: PLC0415
@@ -95,14 +96,14 @@ def routes(args: Mapping[str, Any]) -> serve.Application:
     return _bind(Front, **args)
 
 
-async def _predict(name: str, handle: Any, *request: Any) -> Response | None:
+async def _predict(name: str, handle: serve.handle.DeploymentHandle, *request: Any) -> Response | None:
     try:
         return await handle.predict.remote(*request)  # type: ignore[no-any-return]
     except (RayError, RayServeException):
         return reject(BUSY.saying(f"Model {name} has no replica that answers."))
 
 
-def add_servicer(_: object, server: Any) -> None:
+def add_servicer(_: object, server: Server) -> None:
     """Add Triton's service to Serve's gRPC server, which calls the application's methods with messages as bytes."""
     from handlers.protocol.wire import GRPC_METHODS, SERVICE  # noqa: PLC0415 - an archive has its own
 

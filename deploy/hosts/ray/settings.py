@@ -2,11 +2,12 @@
 
 import math
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
+from deploy import Json
 from deploy.loader import OtherFormat, check_format, manifest_of, settings_of
 from deploy.places import ARCHIVE
 from deploy.settings_file import Port, read_settings, read_yaml
@@ -46,7 +47,7 @@ class Settings:
     body_bytes: Annotated[int, Field(ge=1, le=1 << 30)] = 32 << 20
 
 
-def read(path: Path) -> dict[str, Any]:
+def read(path: Path) -> Json:
     """Return Serve's configuration of models.yaml, whose paths are relative to it; InvalidConfig names all problems."""
     if not path.is_file():
         raise InvalidConfig(f"no file {path}; docs/how-to/ray-serve.md describes it")
@@ -62,12 +63,12 @@ def read(path: Path) -> dict[str, Any]:
     names = [str(manifest_of(each)["model"]["modelName"]) for each in archives]
     if len({*names}) < len(names) or settings.invocations not in (None, *names):
         raise InvalidConfig(f"{path.name}: expected different models, and invocations to be one; they are {names}")
-    args: dict[str, Any] = {"models": names, "invocations": settings.invocations, "body_bytes": settings.body_bytes}
+    args: dict[str, object] = {"models": names, "invocations": settings.invocations, "body_bytes": settings.body_bytes}
     args |= {"preferred": settings.default_models} if settings.default_models else {}
     # It computes nothing, and leaves the processors to the archives' replicas.
     front = {"name": "routes", **SHARED, "max_ongoing_requests": 4096, "ray_actor_options": {"num_cpus": 0}}
 
-    def application(name: str, builder: str, args: dict[str, Any], deployment: dict[str, Any]) -> dict[str, Any]:
+    def application(name: str, builder: str, args: Json, deployment: Json) -> Json:
         made = {"import_path": f"deploy.hosts.ray.app:{builder}", "args": {"host": settings.host, **args}}
         prefix = "/" if builder == "routes" else f"/predictions/{name}"
         return {"name": name, "route_prefix": prefix, **made, "deployments": [deployment]}
@@ -87,7 +88,7 @@ def read(path: Path) -> dict[str, Any]:
     }
 
 
-def _archive(path: Path, served: Served) -> tuple[dict[str, Any], dict[str, Any]]:
+def _archive(path: Path, served: Served) -> tuple[Json, Json]:
     """Return the arguments and the deployment of an archive."""
     handler = settings_of(path).get("handler") or {}
     scheduling = handler.get("scheduling") or {}

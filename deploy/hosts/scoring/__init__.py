@@ -2,8 +2,8 @@
 
     Dataset -> blocks -> Scorer, an actor each -> Model: the archive's own handler -> Dataset with `answer` and `error`
 
-`model` loads an archive in the process that it is called in, and needs no Ray; `dataset` is what a program calls.
-Neither imports `handlers`: like a worker, a process uses the package in its archive.
+`Model` loads an archive in the process that it is called in, and needs no Ray. The modules do not import `handlers`:
+like a worker, a process uses the package in its archive.
 """
 
 from deploy.hosts.scoring.dataset import score

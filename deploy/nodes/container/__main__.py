@@ -6,7 +6,7 @@ from deploy.command import run_command
 from deploy.gateway.envoy.process import EnvoyError
 from deploy.nodes.container.node import NodeProcess
 from deploy.nodes.container.settings import NodeSettings
-from deploy.nodes.run.errors import ServerError
+from deploy.nodes.run import ServerError
 from handlers.errors import InvalidConfig
 from torchserve_client.errors import ManagementError
 

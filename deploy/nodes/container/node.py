@@ -9,18 +9,17 @@ import os
 import subprocess
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import suppress
-from typing import Any
 
+from deploy import Json
 from deploy.gateway.drain import wait_idle
 from deploy.gateway.envoy.files import make_folder, write_resources
 from deploy.gateway.envoy.process import Envoy, NoAnswer
 from deploy.nodes.container import envoy as node_envoy
 from deploy.nodes.container.envoy import LISTENER, READY, ROUTES_FILE, NodeStatus
 from deploy.nodes.container.settings import NodeSettings
-from deploy.nodes.run import production
-from deploy.nodes.run.errors import ServerError
+from deploy.nodes.run import ServerError, production
 from deploy.nodes.run.lifecycle import start_node
 from deploy.nodes.run.node import read_tokens
 from deploy.nodes.run.processes import Ending
@@ -38,7 +37,7 @@ CONCURRENCY = ("--concurrency", "1")
 LOGS = ("model_log.log", "ts_log.log")
 
 
-def summarize_health(descriptions: Iterable[Mapping[str, Any]]) -> tuple[str, float]:
+def summarize_health(descriptions: Iterable[Json]) -> tuple[str, float]:
     """Return READY or the versions without READY workers, and the longest responseTimeout in seconds."""
     lacking = []
     response_timeout_s = 0.0

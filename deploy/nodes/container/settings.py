@@ -7,8 +7,8 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
 
+from deploy import Json
 from deploy.models import ROOT
 from deploy.nodes.run.machine import LocalNode, make_local_node
 from deploy.nodes.run.properties import ServerSettings
@@ -43,7 +43,7 @@ class NodeSettings:
     def read(cls, environment: Mapping[str, str] = os.environ) -> "NodeSettings":
         """Read the variables; an InvalidConfig lists every problem."""
         names = {f.name: "MODEL_STORE" if f.name == "model_store" else f"NODE_{f.name.upper()}" for f in fields(cls)}
-        given: dict[str, Any] = {name: environment[key] for name, key in names.items() if environment.get(key)}
+        given: Json = {name: environment[key] for name, key in names.items() if environment.get(key)}
         for name in given.keys() & {"config", "state_dir", "model_store"}:
             given[name] = Path(given[name]).resolve()
         if "forward_headers" in given:

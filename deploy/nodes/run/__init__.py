@@ -4,3 +4,7 @@ config.properties -> Layout -> LocalNode: a Server with its folder, ports and sh
 LocalNode -> start_node -> restore -> stop_node                                       (lifecycle, restore)
 `make serve`: development or production                                               (serve)
 """
+
+
+class ServerError(Exception):
+    """A server did not start, stop or answer as requested; the message is one line with the reason."""

@@ -8,8 +8,7 @@ from deploy.archives.archive import ArchiverFailed
 from deploy.archives.sources import WeightsUnavailable
 from deploy.command import CommandParser, number, run_command
 from deploy.models import ROOT
-from deploy.nodes.run import serve
-from deploy.nodes.run.errors import ServerError
+from deploy.nodes.run import ServerError, serve
 from deploy.nodes.run.lifecycle import stop_node, watch_node
 from deploy.nodes.run.machine import FOLDER, all_nodes
 from deploy.nodes.run.processes import Ending

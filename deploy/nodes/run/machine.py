@@ -18,7 +18,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from deploy.models import ROOT
-from deploy.nodes.run.errors import ServerError
+from deploy.nodes.run import ServerError
 from deploy.nodes.run.node import NODES, RESTORE, Node, reachable_host, replace_file
 from deploy.nodes.run.properties import ServerSettings, relocate_config
 from deploy.nodes.run.server import WHOLE, Server, Share

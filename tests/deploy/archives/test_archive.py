@@ -303,6 +303,7 @@ import os, signal, sys
 from pathlib import Path
 from zipfile import ZipFile
 from deploy.archives.__main__ import main
+from tests.killing import count_lines, run_in_child
 
 folder = Path(sys.argv[1])
 
@@ -310,38 +311,23 @@ def run(store):
     os.environ["CACHE_DIR"] = str(store / "cache")
     return main(["double", "--models", str(folder / "models.yaml"), "--export-path", str(store)])
 
-def build(store, last=None):
-    if child := os.fork():
-        return os.waitpid(child, 0)[1]
-    seen = 0
-
-    def count(frame, event, _):
-        nonlocal seen
-        if "/deploy/" not in frame.f_code.co_filename:
-            return None
-        if event == "line":
-            if seen == last:
-                os.kill(os.getpid(), signal.SIGKILL)
-            seen += 1
-        return count
-
-    sys.settrace(count if last is not None else None)
+def traced(store, last):
+    end = count_lines(lambda code: "/deploy/" in code.co_filename, last)
     code = run(store)
-    sys.settrace(None)
-    (folder / "lines").write_text(str(seen))
-    os._exit(code)
+    (folder / "lines").write_text(str(end()))
+    return code
 
 def files(store):
     return sorted(str(each.relative_to(store)) for each in store.rglob("*"))
 
 assert run(folder / "first") == 0  # imports what the others need
-assert build(folder / "whole", 10**9) == 0
+assert run_in_child(lambda: traced(folder / "whole", None)) == 0
 lines = int((folder / "lines").read_text())
 wanted = files(folder / "whole")
 for last in (*(lines * number // 6 for number in range(6)), *range(lines - 100, lines, 15)):
     store = folder / str(last)
-    assert build(store, last) == signal.SIGKILL, last
-    assert build(store) == 0, last
+    assert run_in_child(lambda: traced(store, last)) == -signal.SIGKILL, last
+    assert run_in_child(lambda: run(store)) == 0, last
     with ZipFile(store / "double.mar") as archive:
         assert archive.testzip() is None
     assert files(store) == wanted, (last, set(files(store)) ^ set(wanted))

@@ -25,7 +25,7 @@ from deploy.gateway.drain import MARK, drain_local, take_out, undrain_local, wai
 from deploy.gateway.envoy import process
 from deploy.gateway.settings import GatewaySettings
 from deploy.models import ROOT
-from deploy.nodes.run.errors import ServerError
+from deploy.nodes.run import ServerError
 from deploy.nodes.run.machine import LocalNode
 from deploy.nodes.run.server import Server as TorchServe
 from load.sandbox import GATEWAY_PORTS, Sandbox, free_ports

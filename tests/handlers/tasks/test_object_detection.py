@@ -12,7 +12,7 @@ import transformers
 from PIL import Image
 from torchvision.transforms.functional import to_tensor
 
-from deploy.archives.precision.fidelity import check
+from deploy.archives.precision.prove import check
 from deploy.archives.sources import source
 from deploy.models import ModelEntry
 from handlers.archive_files import CHECKPOINT, FIDELITY

@@ -10,13 +10,12 @@ import orjson
 import pytest
 
 from deploy.models import ROOT
+from load import LoadError
 from load.bench import __main__ as program
 from load.bench import rounds
 from load.bench.__main__ import PARTS, Part, main
 from load.bench.contender import Contender, Figures
-from load.bench.rounds import Bench, Comparison, Results, compare_with_peers
-from load.bench.table import Row
-from load.errors import LoadError
+from load.bench.rounds import Bench, Comparison, Results, Row, compare_with_peers
 from load.generate import ClosedLoop, Load, OpenLoop
 from load.schedules import Poisson
 from tests import pages

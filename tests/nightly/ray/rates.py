@@ -15,8 +15,7 @@ from load.bench import archives, samples
 from load.bench.__main__ import PARTS, Part, main
 from load.bench.archives import CPU_ONLY, WINDOW
 from load.bench.contender import Endpoint, register
-from load.bench.rounds import Bench, Comparison
-from load.bench.table import Row
+from load.bench.rounds import Bench, Comparison, Row
 from load.bench.texts import EMBEDDING
 from load.generate import ClosedLoop
 from load.sandbox import run_server

@@ -106,7 +106,7 @@ def test_texts_and_objects_get_the_answers_of_the_server_and_rows_that_hold_none
 OWN_HANDLERS = """
 import json, sys
 from pathlib import Path
-from deploy.hosts.scoring.model import Model
+from deploy.hosts.scoring.dataset import Model
 assert not [name for name in sys.modules if name.partition(".")[0] in ("handlers", "load")]
 model = Model(Path(sys.argv[1]), batch_size=4, threads=1)
 answers = model.answers(["Guten Morgen, wie geht es dir?", {"text": "Bonjour"}, b""], {"top_k": 1})

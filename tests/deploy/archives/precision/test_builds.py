@@ -15,7 +15,7 @@ import torch
 import transformers
 from openvino import opset13 as opset
 
-from deploy.archives.precision import fidelity, int8
+from deploy.archives.precision import int8, prove
 from deploy.archives.precision.quantise import samples
 from deploy.archives.sources import source
 from deploy.archives.tasks import image_classification, load_task, object_detection
@@ -235,7 +235,7 @@ def test_texts_with_other_numbers_of_end_tokens_do_not_move_each_other(
     monkeypatch.setattr(TextHandler, "marks", lambda *_: 0)  # they share micro-batches, and the build notices
     entry = ModelEntry("own", "text_classification", "1", archive_sh.folder / "own")
     with pytest.raises(Unfaithful, match=r"OpenVINO (differs|fails).* a text with .*</s> twice"):
-        fidelity.check(entry, source(entry, str(weights)), "openvino", folder, archive_sh.folder)
+        prove.check(entry, source(entry, str(weights)), "openvino", folder, archive_sh.folder)
 
 
 def test_longformer_finds_the_questions_end_and_is_served(archive_sh: ArchiveSh) -> None:
@@ -266,12 +266,12 @@ def test_graph_without_a_branch_or_segments_is_rejected(archive_sh: ArchiveSh, m
 
 def assert_faithful(entry: ModelEntry, weights: Path, other: Path, folder: Path, tmp_path: Path) -> None:
     """Compare an archive with its weights, with which it agrees, and with others, with which it does not."""
-    fidelity.check(entry, source(entry, str(weights)), "openvino", folder, tmp_path)
+    prove.check(entry, source(entry, str(weights)), "openvino", folder, tmp_path)
     said = json.loads((tmp_path / "fidelity.json").read_text())
     assert said["engine"] == "openvino" and 0 < said["largest_error"] < 1e-4
     assert "640x480, 480x640, 61x333, 9x7, 1x1, 900x60 one by one and together" in said["said"]
     with pytest.raises(Unfaithful, match=r"OpenVINO differs from the model by .* on a picture of 640x480"):
-        fidelity.check(entry, source(entry, str(other)), "openvino", folder, tmp_path)
+        prove.check(entry, source(entry, str(other)), "openvino", folder, tmp_path)
 
 
 def test_only_an_archives_own_weights_and_pixels_agree(tmp_path: Path) -> None:
@@ -290,7 +290,7 @@ def test_only_an_archives_own_weights_and_pixels_agree(tmp_path: Path) -> None:
     preprocessing = Preprocessing.read(folder)
     Preprocessing(64, (64, 64), "bilinear", preprocessing.mean, preprocessing.std).write(folder)
     with pytest.raises(InvalidConfig, match=r"a picture of 640x480: pixels differ from .* by \d"):
-        fidelity.check(entry, source(entry, str(weights)), "openvino", folder, tmp_path)
+        prove.check(entry, source(entry, str(weights)), "openvino", folder, tmp_path)
 
 
 def test_detector_whose_scores_tie_agrees_as_a_set_and_one_with_other_weights_does_not(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from zipfile import ZipFile
@@ -12,8 +13,7 @@ import yaml
 from deploy.archives.archive import Recipe
 from deploy.models import ModelEntry
 from handlers.archive_files import Build
-from tests.hosts import Host, is_ready, run_hosts, start
-from tests.waiting import until
+from tests.hosts import Host, run_hosts, serving
 
 INFER = """
 import os, time
@@ -62,15 +62,5 @@ def served(archive: Path) -> Iterator[Host]:
 
 @pytest.fixture
 def serve(archive: Path, tmp_path: Path) -> Iterator[Callable[..., Host]]:
-    started: list[Host] = []
-
-    def run(**limits: float) -> Host:
-        config = tmp_path / "limits.yaml"
-        config.write_text(yaml.safe_dump(limits))
-        started.append(start(archive, "--config", config))
-        until(lambda: is_ready(started[-1]))
-        return started[-1]
-
-    yield run
-    for host in started:
-        host.kill()
+    with ExitStack() as stack:
+        yield lambda **limits: stack.enter_context(serving(archive, folder=tmp_path, **limits))

@@ -14,14 +14,13 @@ import numpy as np
 import psutil
 import pytest
 import requests
-import yaml
 from tritonclient import grpc as grpcclient
 
 from deploy.hosts.serve.server import Series
 from deploy.hosts.serve.shares import choose_count, own_cores
 from deploy.hosts.serve.totals import Totals
 from tests.deploy.hosts.serve.conftest import number_archive
-from tests.hosts import Host, is_ready, start
+from tests.hosts import Host, is_ready, serving, start
 from tests.tables import table
 from tests.waiting import PATIENCE_S, until
 
@@ -35,17 +34,14 @@ def pids(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def serve(pids: Path, tmp_path: Path) -> Iterator[Callable[..., Host]]:
-    started: list[Host] = []
+    with ExitStack() as stack:
 
-    def run(archive: Path = pids, processes: int | str = 2, **more: float) -> Host:
-        (config := tmp_path / "limits.yaml").write_text(yaml.safe_dump({"notice_s": 1.0, "drain_s": 20.0, **more}))
-        started.append(start(archive, "--config", config, "--processes", processes, log=tmp_path / "log"))
-        until(lambda: is_ready(started[-1]))
-        return started[-1]
+        def run(archive: Path = pids, processes: int | str = 2, **more: float) -> Host:
+            limits = {"notice_s": 1.0, "drain_s": 20.0, **more}
+            words = "--processes", processes
+            return stack.enter_context(serving(archive, *words, folder=tmp_path, log=tmp_path / "log", **limits))
 
-    yield run
-    for host in started:
-        host.kill()
+        yield run
 
 
 def ask(host: Host, session: requests.Session) -> int:

@@ -16,7 +16,6 @@ import numpy as np
 import psutil
 import pytest
 import requests
-import yaml
 from tritonclient import grpc as grpcclient
 from tritonclient import http as httpclient
 from tritonclient.utils import InferenceServerException
@@ -27,9 +26,9 @@ from deploy.hosts.serve import store as stores
 from deploy.hosts.serve.store import Store, Use
 from deploy.protocol.errors import RequestError
 from tests.deploy.hosts.serve.conftest import number_archive
-from tests.hosts import Host, is_ready, start
+from tests.hosts import Host, serving
 from tests.tables import table
-from tests.waiting import PATIENCE_S, until
+from tests.waiting import PATIENCE_S
 
 MIB = 1 << 20
 INFER = """
@@ -189,11 +188,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def host(folder: Path, tmp_path: Path) -> Iterator[Host]:
-    (config := tmp_path / "limits.yaml").write_text(yaml.safe_dump({"management": True, "drain_s": 5, "notice_s": 0}))
-    host = start(None, "--store", folder, "--most-memory", "400MiB", "--config", config)
-    until(lambda: is_ready(host))
-    yield host
-    host.kill()
+    words = "--store", folder, "--most-memory", "400MiB"
+    with serving(None, *words, folder=tmp_path, management=True, drain_s=5, notice_s=0) as host:
+        yield host
 
 
 def ask(host: Host, name: str) -> tuple[int, Any]:
@@ -250,13 +247,9 @@ def test_folder_is_served_within_its_memory_and_managed_by_tritons_clients(host:
 
 
 @pytest.mark.builds
-def test_clients_may_not_manage_models_unless_the_owner_allows_it(folder: Path) -> None:
-    host = start(None, "--store", folder)
-    try:
-        until(lambda: is_ready(host))
+def test_clients_may_not_manage_models_unless_the_owner_allows_it(folder: Path, tmp_path: Path) -> None:
+    with serving(None, "--store", folder, folder=tmp_path) as host:
         for action in ("load", "unload"):
             answer = requests.post(f"{host.url}/v2/repository/models/three/{action}", timeout=9)
             assert answer.status_code == 400 and "management: true" in answer.json()["error"]
         assert ask(host, "three") == (200, 3)
-    finally:
-        host.kill()

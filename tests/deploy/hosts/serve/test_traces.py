@@ -14,7 +14,6 @@ from typing import Any
 import grpc
 import pytest
 import requests
-import yaml
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from tritonclient.grpc import service_pb2
@@ -22,7 +21,7 @@ from tritonclient.grpc import service_pb2
 from deploy.hosts.serve.traces import Ended, spans_of
 from deploy.models import ROOT
 from load import sandbox
-from tests.hosts import is_ready, start
+from tests.hosts import serving
 from tests.tables import table
 from tests.waiting import PATIENCE_S, until
 
@@ -86,11 +85,8 @@ def receiver() -> Iterator[tuple[str, list[Span]]]:
 @pytest.mark.builds
 def test_spans_of_gateway_and_process_are_one_chain_from_the_client(archive: Path, tmp_path: Path) -> None:
     with receiver() as (url, spans):
-        (config := tmp_path / "limits.yaml").write_text(yaml.safe_dump({"traces": url, "notice_s": 0}))
         log = tmp_path / "access.log"
-        host = start(archive, "--config", config, "--access-log", log)
-        try:
-            until(lambda: is_ready(host))
+        with serving(archive, "--access-log", log, folder=tmp_path, traces=url, notice_s=0) as host:
             with sandbox.run_gateway([host.node("node-1")], traces=url) as gateway:
                 until(lambda: requests.get(f"{gateway.http}/v2/models/colours/ready", timeout=9).status_code == 200)
                 trace = secrets.token_hex(16)
@@ -115,8 +111,6 @@ def test_spans_of_gateway_and_process_are_one_chain_from_the_client(archive: Pat
                 )
             host.process.terminate()  # `end` sends a second signal, after which nothing is waited for
             host.process.wait(PATIENCE_S)
-        finally:
-            host.end()
         # The last spans are sent before the process ends.
         assert [each.parent_span_id.hex() for each in of(spans, called)] == [PARENT]
 

