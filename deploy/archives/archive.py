@@ -197,9 +197,17 @@ class Recipe:
             lead(self.path, self.locate(version))
         keep_options(self.path, build.fingerprint, self.options)
         words, found = fidelity.get("said", ""), read_proofs(proofs)
-        facts: Json = {"label": label, "proofs": found, "fidelity": words, "settings": settings}
         is_other = has_version and (old is None or old.fingerprint != build.fingerprint)
-        return Archive(self.path, version, is_new=True, is_other=is_other, **facts)
+        return Archive(
+            self.path,
+            version,
+            is_new=True,
+            is_other=is_other,
+            label=label,
+            proofs=found,
+            fidelity=words,
+            settings=settings,
+        )
 
     def _check_comparisons(self) -> None:
         if self.comparisons is not None:

@@ -34,4 +34,4 @@ FRESH = {**HEADERS, "Cache-Control": "no-store"}  # of data
 FILE = {**HEADERS, "Cache-Control": "no-cache"}
 # Empty without the folder, which is a part that a fork may remove.
 FILES = {f"/page/{path.name}": path for path in PAGE.glob("*.*") if path.suffix in TYPES}
-FILES |= {path: PAGE / "index.html" for path in ("/", "/docs") if FILES}
+FILES |= {path: PAGE / name for path, name in (("/", "index.html"), ("/docs", "docs.html")) if f"/page/{name}" in FILES}

@@ -28,13 +28,6 @@ function drawn(path, method, operation) {
   return h("details", { class: "card" }, name, h("pre", { tabindex: "0" }, command(method, path, operation)), ...schemas);
 }
 
-const main = document.getElementById("main");
-document.title = "API";
-document.querySelector("h1").replaceChildren("API");
-document.getElementById("fleet").replaceChildren(h("a", { href: "/" }, "Models"), " · ", h("a", { href: "/openapi.json" }, "openapi.json"));
-document.querySelector(".layout").replaceWith(main);
-for (const each of document.querySelectorAll(".skip, .actions a")) each.remove();
-
 try {
   const { paths } = await (await request("/openapi.json")).json();
   const groups = new Map([["Server", []]]);
@@ -45,7 +38,7 @@ try {
     }
   }
   const sections = [...groups].map(([title, each]) => h("section", {}, h("h2", {}, title), ...each));
-  main.replaceChildren(...sections);
+  document.getElementById("main").replaceChildren(...sections);
 } catch (error) {
   const trouble = document.getElementById("trouble");
   trouble.textContent = error.status === 401 ? "Enter the key on the page of the models first." : String(error.message);
