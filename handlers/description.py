@@ -74,9 +74,11 @@ def describe(task: Task, name: str, version: str | None) -> tuple[Shape, Metadat
         api=results.api,
         apis=apis,
         view=results.view,
-        proofs={precision: proof.to_json() for precision, proof in archive_files.load_proofs(task.model_dir).items()},
+        proofs={
+            precision: proof.to_json() for precision, proof in archive_files.load_proofs(task.archive.model_dir).items()
+        },
         device=_device_of(task),
-        fingerprint=task.fingerprint,
+        fingerprint=task.archive.fingerprint,
     )
     return shape, metadata
 
@@ -84,7 +86,7 @@ def describe(task: Task, name: str, version: str | None) -> tuple[Shape, Metadat
 def _device_of(task: Task) -> str:
     """Return the device of a task's engine: OpenVINO and ONNX Runtime use the CPU of a worker with a GPU, too."""
     _, _, rest = task.engine.description.partition(" ")
-    return "cpu" if rest.partition(" ")[0] == "cpu" else task.device.type
+    return "cpu" if rest.partition(" ")[0] == "cpu" else task.archive.device.type
 
 
 def precision_of(engine: Engine) -> str | None:

@@ -14,13 +14,14 @@ from typing import Any
 
 from deploy.archives.requirements import install
 from deploy.archives.sources import CODE, Source, WeightsUnavailable
-from deploy.archives.task_file import find_helpers
+from deploy.archives.task_file import check_reads, find_helpers
 from deploy.archives.tasks import find_staged_files, task_of
 from deploy.models import Engine, ModelEntry
 from handlers.archive_files import CHECKPOINT
 from handlers.base import BatchHandler
 from handlers.config import parse
 from handlers.errors import InvalidConfig, reason
+from handlers.pipeline.values import FORMERLY_READ
 
 STATED = ("config_class", "inputs")  # the attributes that a class needs; abstract methods are listed by Python itself
 
@@ -101,6 +102,7 @@ def import_task(path: Path) -> type[BatchHandler[Any, Any]]:
     lacking = sorted(found.__abstractmethods__) + [name for name in STATED if not hasattr(found, name)]
     if lacking:
         raise InvalidConfig(f"{path.name}: {found.__name__} lacks {', '.join(lacking)}")
+    check_reads(path, FORMERLY_READ)
     return found
 
 

@@ -4,8 +4,8 @@ staged files, settings -> load -> samples -> decode, prepare -> one item, then s
 """
 
 import inspect
-import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,9 @@ from deploy.models import ModelEntry
 from deploy.progress import step
 from handlers.config import parse
 from handlers.description import describe
-from handlers.engines import CPU
 from handlers.errors import InvalidConfig, InvalidInput, ItemError, reason
 from handlers.pipeline.task import decode, samples_of
+from handlers.pipeline.values import Archive
 from handlers.protocol.responses import encode
 
 SEVERAL = 3  # items of a batch; a mistake in a dimension may pass with one or with two
@@ -35,9 +35,10 @@ def rehearse(model: ModelEntry, task: Task, folder: Path) -> None:
 
 def _run(task: Any, model: ModelEntry, folder: Path) -> None:
     task.config = parse(task.config_class, model.config().get("handler"))
-    task.model_dir, task.device, task.fingerprint, task.longest_run_s = folder, CPU, None, math.inf
+    task.archive = Archive(folder)
     task.engine = task.load()
-    task.shape, task.metadata = describe(task, model.name, model.version)
+    shape, metadata = describe(task, model.name, model.version)
+    task.archive = replace(task.archive, shape=shape, metadata=metadata)
     for payload in samples_of(task):
         for batch in ([payload], [payload] * SEVERAL):
             items = _read(task.prepare, task.prepare([decode(task, each) for each in batch]), batch)

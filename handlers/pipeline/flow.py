@@ -35,7 +35,7 @@ from handlers.pipeline.failures import fail, find_excess, isolate
 from handlers.pipeline.jobs import AnySlot, Job, Slot, fold, make_job
 from handlers.pipeline.micro_batches import plan_micro_batches
 from handlers.pipeline.reply_headers import headers_of
-from handlers.pipeline.task import Reporting, Task, decode, samples_of
+from handlers.pipeline.task import Reporting, Task, decode, inputs_of, samples_of
 from handlers.protocol.api_forms import Answer
 from handlers.protocol.metadata import METADATA_HEADER
 from handlers.protocol.requests import Allowance, Payload, Request
@@ -113,7 +113,7 @@ class Pipeline:
         if METADATA_HEADER in headers or (explain is None and headers.get(DESCRIBE) == "True"):
             _import_grpc()
             samples = samples_of(self._task) if headers.get(METADATA_HEADER) == SAMPLE else []
-            return Request((samples[0],), is_check=True) if samples else Request((), self._task.metadata)
+            return Request((samples[0],), is_check=True) if samples else Request((), self._task.archive.metadata)
         try:
             request = fail_request(headers, NO_EXPLANATION) if explain == "True" else self._task.unpack(row, headers)
         except Exception as error:
@@ -189,7 +189,9 @@ class Pipeline:
             return [good] if good else []
         config = self._task.config
         costs = [slot.cost for slot in good]
-        plan = plan_micro_batches(costs, config.max_batch_items, config.max_batch_tokens, self._task.overhead)
+        plan = plan_micro_batches(
+            costs, config.max_batch_items, config.max_batch_tokens, inputs_of(self._task).overhead
+        )
         return [[good[index] for index in micro_batch] for micro_batch in plan]
 
     def run(
@@ -281,7 +283,7 @@ class Pipeline:
             queue_s = sum([max(0.0, start_s - job.arrived_s) for start_s in starts_s])
             values = (ended_s - started_s, ended_s - job.arrived_s, queue_s)
             self._recorder.record([(SUCCEEDED if response.status < 400 else FAILED, values), *map(_item_event, slots)])
-        own = headers_of(job, self._task.metadata, others, started_s, ended_s)
+        own = headers_of(job, self._task.archive.metadata, others, started_s, ended_s)
         return Response(response.status, response.body, response.content_type, {**response.headers, **own})
 
     def _write_body(self, asked: Form, slots: Sequence[Slot]) -> Response:

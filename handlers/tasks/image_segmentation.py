@@ -41,9 +41,9 @@ class ImageSegmentationHandler(ImageHandler[ImageSegmentationConfig]):
         from handlers.vision.pixel_segmenter import load_segmenter  # noqa: PLC0415
 
         arch = self.config.arch
-        weights = self.checkpoint_dir if arch is None else self.model_dir / "model.pt"
+        weights = self.archive.checkpoint_dir if arch is None else self.archive.model_dir / "model.pt"
         segmenter = load_segmenter(weights, arch, len(self.labels), self.preprocessing)
-        segmenter.network.to(dtype_for(self.device, self.config.precision))
+        segmenter.network.to(dtype_for(self.archive.device, self.config.precision))
         return segmenter, segmenter.output_names
 
     def decode(self, payload: Payload) -> DecodedImage:

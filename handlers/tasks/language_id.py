@@ -28,7 +28,11 @@ class LanguageIdHandler(BatchHandler[LanguageIdConfig, Text[LanguageIdOptions]])
     results = Results(rankings(LABELS), Piped(is_nested=True), view="languages")
 
     def load(self) -> Engine:
-        found = [path for path in (self.model_dir / "model.ftz", self.model_dir / "model.bin") if path.is_file()]
+        found = [
+            path
+            for path in (self.archive.model_dir / "model.ftz", self.archive.model_dir / "model.bin")
+            if path.is_file()
+        ]
         if not found:
             raise InvalidConfig("this archive lacks model.ftz and model.bin; build it again")
         return FastTextEngine(found[0])

@@ -50,12 +50,12 @@ class ObjectDetectionHandler(ImageHandler[ObjectDetectionConfig]):
         from handlers.vision.pixel_detector import load_detector  # noqa: PLC0415
         from handlers.vision.pixel_ssd import read_ssd  # noqa: PLC0415
 
-        dtype = dtype_for(self.device, self.config.precision)
+        dtype = dtype_for(self.archive.device, self.config.precision)
         if self.config.arch is None:
-            found = load_detector(self.checkpoint_dir, self.preprocessing)
+            found = load_detector(self.archive.checkpoint_dir, self.preprocessing)
             found.detector.to(dtype)
             return found, ["logits", "boxes"]
-        detector = read_ssd(self.model_dir / "model.pt", self.config.arch)
+        detector = read_ssd(self.archive.model_dir / "model.pt", self.config.arch)
         detector.backbone.to(dtype)
         detector.head.to(dtype)
         return detector, ["logits", "boxes"]

@@ -41,20 +41,20 @@ class RerankingHandler(TextHandler[RerankingConfig, Pair]):
 
     def load(self) -> Engine:
         engine = super().load()
-        check_reranker(self.checkpoint_dir)
-        if not read_answer_ids(self.checkpoint_dir) and self.model_config.num_labels != 1:
+        check_reranker(self.archive.checkpoint_dir)
+        if not read_answer_ids(self.archive.checkpoint_dir) and self.model_config.num_labels != 1:
             raise InvalidConfig(
                 f"reranking: the model has {self.model_config.num_labels} labels, and a reranker has one; use "
                 "the task of text classifiers, whose option text_pair is the second text"
             )
-        self.activation, self.prompt = read_activation(self.checkpoint_dir), ""
-        if (self.checkpoint_dir / "modules.json").is_file():
-            prompts = Prompts.read(self.checkpoint_dir)
+        self.activation, self.prompt = read_activation(self.archive.checkpoint_dir), ""
+        if (self.archive.checkpoint_dir / "modules.json").is_file():
+            prompts = Prompts.read(self.archive.checkpoint_dir)
             self.prompt = prompts.texts.get(prompts.default or "", "")  # it precedes the query, or is a message
         self.template: PairTemplate | None = None
-        if has_pair_template(self.checkpoint_dir):
+        if has_pair_template(self.archive.checkpoint_dir):
             is_trusted = self.config.trust_remote_code
-            self.template = PairTemplate(self.checkpoint_dir, self.prompt, trust_remote_code=is_trusted)
+            self.template = PairTemplate(self.archive.checkpoint_dir, self.prompt, trust_remote_code=is_trusted)
             self.prompt = ""
         if self.activation in (sigmoid, np.asarray):  # TEI's name for logits
             self.results = replace(self.results, only={"raw_scores": self.activation is np.asarray})

@@ -42,19 +42,19 @@ class SentenceEmbeddingHandler(TextHandler[SentenceEmbeddingConfig, Sentence]):
 
     def load(self) -> Engine:
         engine = super().load()
-        size = find_vector_size(self.checkpoint_dir, self.model_config.hidden_size)
-        if transformer_settings(self.checkpoint_dir).get("do_lower_case"):
+        size = find_vector_size(self.archive.checkpoint_dir, self.model_config.hidden_size)
+        if transformer_settings(self.archive.checkpoint_dir).get("do_lower_case"):
             backend = self.tokenizer.backend_tokenizer
             backend.normalizer = normalizers.Sequence([normalizers.Lowercase(), *filter(None, [backend.normalizer])])
         for setting in ("long_text", "has_late_chunking"):
             if value := getattr(self.config, setting):
-                check_mean(self.checkpoint_dir, f"{setting}: {str(value).lower()}")
+                check_mean(self.archive.checkpoint_dir, f"{setting}: {str(value).lower()}")
                 if not self.tokenizer.is_fast:
                     raise InvalidConfig(f"{setting}: needs tokenizer.json, which the archive lacks")
         self.needs_places = self.config.has_late_chunking
-        self.prompts = Prompts.read(self.checkpoint_dir)
-        self.dimensions = Dimensions.read(self.checkpoint_dir, size, is_any=self.config.is_matryoshka)
-        self.has_unit_length = has_unit_length(self.checkpoint_dir)
+        self.prompts = Prompts.read(self.archive.checkpoint_dir)
+        self.dimensions = Dimensions.read(self.archive.checkpoint_dir, size, is_any=self.config.is_matryoshka)
+        self.has_unit_length = has_unit_length(self.archive.checkpoint_dir)
         only = {"normalized": True} if self.has_unit_length else {}
         ranges = read_ranges(self.config.int8_ranges, size)
         self.results = replace(self.results, tensors=vectors("embedding", size), ranges=ranges, only=only)

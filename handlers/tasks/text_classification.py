@@ -33,7 +33,7 @@ class TextClassificationHandler(TextHandler[TextClassificationConfig, Text[TextC
     def load(self) -> Engine:
         engine = super().load()
         self.labels = check_labels(self.model_config.id2label, engine)
-        self.takes_pairs = takes_segments(self.tokenizer, self.model_config, self.checkpoint_dir) is not None
+        self.takes_pairs = takes_segments(self.tokenizer, self.model_config, self.archive.checkpoint_dir) is not None
         self.function = self.config.function_to_apply
         if self.function == "auto":
             self.function = function_of(self.model_config.problem_type, len(self.labels))

@@ -34,12 +34,12 @@ class TokenizationHandler(BatchHandler[TokenizationConfig, Item]):
 
     def load(self) -> FunctionEngine:
         config = self.config
-        folder, is_trusted = self.checkpoint_dir, config.trust_remote_code
+        folder, is_trusted = self.archive.checkpoint_dir, config.trust_remote_code
         if (folder / PREPARED).is_file():
             self.tokenizer, _ = read_tokenizer(folder, trust_remote_code=is_trusted)
         else:
             self.tokenizer = load_tokenizer(folder, trust_remote_code=is_trusted)
-        self.max_length = find_source_limit(self.checkpoint_dir, config.max_length)
+        self.max_length = find_source_limit(self.archive.checkpoint_dir, config.max_length)
         self.config = replace(config, max_length=self.max_length)  # the option's default
         self.pad_id = self.tokenizer.pad_token_id or 0
         self.results = Results(sequences({"input_ids": self.pad_id, "attention_mask": 0}))

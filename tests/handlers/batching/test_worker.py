@@ -212,7 +212,7 @@ def test_full_queue_rejects_with_the_configured_status(start: Start, status: int
 
 def test_idle_worker_makes_no_exchange_and_costs_no_processor_time(start: Start) -> None:
     handler = start()
-    handler.reporter.stop()
+    handler.service.reporter.stop()
     with Frontend(handler) as frontend:
         for number in range(20):
             frontend.send(str(number).encode())
@@ -248,13 +248,13 @@ def test_uncaught_bug_or_stuck_engine_ends_the_worker(start: Start, hook: str, m
     frontend.abandon()
     handler.gate.set()
     # The micro-batch that died counts as running: once `os._exit` is real again, it would end the process of the tests.
-    handler.core.close()
+    handler.service.core.close()
     frontend.end()
 
 
 def test_metrics_say_what_was_rejected_missed_and_exchanged(start: Start) -> None:
     handler = start(settings={"max_batch_items": 1}, max_queue_items=3)
-    handler.reporter.stop()
+    handler.service.reporter.stop()
     with Frontend(handler) as frontend:
         handler.gate.clear()
         busy = frontend.submit(b"0", x_timeout_ms="1000")  # it begins in time, on a machine that stalls
@@ -265,7 +265,7 @@ def test_metrics_say_what_was_rejected_missed_and_exchanged(start: Start) -> Non
         handler.gate.set()
         assert [each.result(TIMEOUT_S).status for each in (busy, fine, *rejected)] == [200, 200, 200, 503]
     totals = Counter[str]()
-    for each in handler.reporter.recorder.drain():
+    for each in handler.service.reporter.recorder.drain():
         totals[" ".join([each.counter.name.removeprefix("handler_"), *each.labels])] += each.value
     counted = {"rejections_total QueueTimeout": 1, "rejections_total QueueFull": 1, "deadline_misses_total": 2}
     counted |= {"requests_total success": 3, "requests_total fail": 2, "executions_total 1": 3}
