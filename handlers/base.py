@@ -22,8 +22,7 @@ from handlers.config import HandlerConfig, check_names, parse
 from handlers.connection_keeper import ConnectionKeeper, frontend_connection
 from handlers.continuous.exchanges import Exchanges
 from handlers.continuous.frontend import NewRequest, serve_batches
-from handlers.continuous.mode import check_mode, resolve_mode
-from handlers.continuous.only_worker import claim_worker
+from handlers.continuous.mode import check_mode, claim_worker, resolve_mode
 from handlers.description import describe, precision_of
 from handlers.engines import CPU, Budget, Device, Recordable, available_threads
 from handlers.engines.compilation import attempt
@@ -50,7 +49,7 @@ class Service:
     core: Core
     pipeline: Pipeline
 
-    def __init__(self, context: Any, version: str | None, settings: Mapping[str, Any]) -> None:
+    def __init__(self, context: object, version: str | None, settings: Mapping[str, Any]) -> None:
         self.timeout_s: float = settings.get("responseTimeout") or RESPONSE_TIMEOUT_S
         self.reporter = make_reporter(context, version)
         self._exchanges: Exchanges | None = None
@@ -192,7 +191,7 @@ class BatchHandler(BaseHandler, Hooks[Config, Item]):  # type: ignore[misc]
         self.service.reporter.start()
         logger.info("Loaded %s: %s", name, self.engine.description)
 
-    def handle(self, data: list[dict[str, Any]], context: Any) -> list[bytes]:
+    def handle(self, data: list[dict[str, object]], context: object) -> list[bytes]:
         """Return one body for each row of TorchServe's, with statuses and headers in its context."""
         return self.service.answer(data, context)
 

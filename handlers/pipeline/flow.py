@@ -32,16 +32,14 @@ from handlers.engines import Outputs
 from handlers.errors import INTERNAL_ERROR, InvalidInput, ItemError, OutOfTime, ResponseTooLarge, where
 from handlers.metrics import EXECUTION_SECONDS, FAILED, OUTPUT, SUCCEEDED, Event, Recorder, execution_event, item_event
 from handlers.pipeline.failures import fail, find_excess, isolate
-from handlers.pipeline.jobs import AnySlot, Job, Slot, fold, make_job
+from handlers.pipeline.jobs import AnySlot, Job, Slot, fold, headers_of, make_job
 from handlers.pipeline.micro_batches import plan_micro_batches
-from handlers.pipeline.reply_headers import headers_of
 from handlers.pipeline.task import Reporting, Task, decode, inputs_of, samples_of
 from handlers.protocol.api_forms import Answer
 from handlers.protocol.metadata import METADATA_HEADER
-from handlers.protocol.requests import Allowance, Payload, Request
+from handlers.protocol.requests import TERMS_HEADERS, Allowance, Payload, Request
 from handlers.protocol.responses import Form, OneItem, Response
 from handlers.protocol.rows import fail_request, read_headers
-from handlers.protocol.terms import TERMS_HEADERS
 from handlers.protocol.wire import SAMPLE
 
 logger = logging.getLogger(__name__)
@@ -79,14 +77,14 @@ class Pipeline:
         self._reporting = task if isinstance(task, Reporting) else None
         self._pool = ThreadPoolExecutor(decode_threads, "decode") if decode_threads > 1 else None
 
-    def serve(self, rows: Sequence[Mapping[str, Any]], context: Any, limit_s: float = inf) -> list[bytes]:
+    def serve(self, rows: Sequence[Mapping[str, object]], context: Any, limit_s: float = inf) -> list[bytes]:
         """Serve a batch in classic mode: return one body for each row, with statuses and headers in the context."""
         sent = [context.get_all_request_header(index) for index in range(len(rows))]
         responses = self.answer(list(zip(rows, sent, strict=True)), limit_s)
         return [respond(context, index, response) for index, response in enumerate(responses)]
 
     def answer(
-        self, rows: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]], limit_s: float = inf
+        self, rows: Sequence[tuple[Mapping[str, object], Mapping[str, object]]], limit_s: float = inf
     ) -> list[Response]:
         """Return the responses to a batch in classic mode; after `limit_s` seconds nothing more starts."""
         ends_s = time.perf_counter() + limit_s

@@ -35,7 +35,7 @@ class Hooks(abc.ABC, Generic[Config, Item]):
     engine: Engine
     archive: Archive
 
-    def __init_subclass__(cls, **more: Any) -> None:
+    def __init_subclass__(cls, **more: object) -> None:
         """Complete the classes of settings and options, which TorchServe must not count as handlers."""
         super().__init_subclass__(**more)
         for name, base in (("config_class", HandlerConfig), ("options_class", NoOptions)):
@@ -110,7 +110,7 @@ class Hooks(abc.ABC, Generic[Config, Item]):
         return self.engine.run(inputs)
 
     @abc.abstractmethod
-    def split(self, outputs: Outputs, items: Sequence[Item]) -> Sequence[Any]:
+    def split(self, outputs: Outputs, items: Sequence[Item]) -> Sequence[object]:
         """Divide the outputs of a micro-batch, arrays of shape (B, ...), into one result per item, in order.
 
         JSON can represent a result; numpy arrays are lists.

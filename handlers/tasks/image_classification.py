@@ -55,7 +55,7 @@ class ImageClassificationHandler(ImageHandler[ImageClassificationConfig]):
         network.classifier.to(dtype_for(self.archive.device, self.config.precision), memory_format=torch.channels_last)
         return network, ["logits"]
 
-    def split(self, outputs: Outputs, items: Sequence[DecodedImage]) -> Sequence[Any]:
+    def split(self, outputs: Outputs, items: Sequence[DecodedImage]) -> Sequence[object]:
         """Turn `logits`, (B, classes), into {label: score} for each item: its `top_k` likeliest, likeliest first."""
         asked = [item.options.function_to_apply or self.function for item in items]
         probabilities = scores_of_rows(outputs["logits"], asked)

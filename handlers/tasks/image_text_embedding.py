@@ -10,20 +10,24 @@ from handlers.archive_files import GRAPH
 from handlers.engines import Arrays, Engine, Outputs
 from handlers.engines.openvino import OpenVinoEngine
 from handlers.errors import InvalidBody, InvalidInput, ItemError, WorkTooLarge
-from handlers.image_text.config import ImageTextEmbeddingConfig, ImageTextEmbeddingOptions
+from handlers.image_text.config import (
+    TEXT_GRAPH,
+    UNMASKED,
+    ImageTextEmbeddingConfig,
+    ImageTextEmbeddingOptions,
+    read_family,
+)
 from handlers.image_text.engines import TowerEngines, TowerGraphs
-from handlers.image_text.families import TEXT_GRAPH, UNMASKED, read_family
 from handlers.pipeline.micro_batches import Cost
 from handlers.pipeline.values import Inputs, Results
 from handlers.precision import answers
 from handlers.protocol.output_tensors import vectors
-from handlers.protocol.quantization import read_ranges
 from handlers.protocol.requests import Payload
+from handlers.protocol.tensors import read_ranges
 from handlers.text.handler import TextHandler
 from handlers.text.sentence_files import Dimensions
-from handlers.vision.encoding import make_grey_jpeg
 from handlers.vision.handler import IMAGE_TENSORS, IMAGES, DecodedImage
-from handlers.vision.images import decode_image
+from handlers.vision.images import decode_image, make_grey_jpeg
 from handlers.vision.preprocessing import Preprocessing
 
 
@@ -136,6 +140,6 @@ class ImageTextEmbeddingHandler(TextHandler[ImageTextEmbeddingConfig, Any]):
         image, *texts = items
         return [self.collate([image]), *(super().examples(texts) if texts else ())]
 
-    def split(self, outputs: Outputs, items: Sequence[Any]) -> Sequence[Any]:
+    def split(self, outputs: Outputs, items: Sequence[Any]) -> Sequence[object]:
         """Return each item's row of `embeddings`, (B, D) float32."""
         return self.dimensions.cut(outputs["embeddings"], [item.options.dimensions for item in items])

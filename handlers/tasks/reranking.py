@@ -86,7 +86,7 @@ class RerankingHandler(TextHandler[RerankingConfig, Pair]):
         rows = self.template.encode([(item.text, item.pair or "") for item in items])
         return [self.fit(item, ids, [0] * len(ids), None) for item, ids in zip(items, rows, strict=True)]
 
-    def fit(self, item: Pair, ids: Sequence[int], type_ids: Sequence[int], encoding: object) -> Pair | ItemError:
+    def fit(self, item: Pair, ids: Sequence[int], type_ids: Sequence[int], encoding: Any) -> Pair | ItemError:
         limit, side = self.limit(item.options), self.cut_side(item.options)
         if self.template is None or side is None or len(ids) <= limit:
             return super().fit(item, ids, type_ids, encoding)
@@ -95,7 +95,7 @@ class RerankingHandler(TextHandler[RerankingConfig, Pair]):
         except InvalidOption as error:
             return ItemError.of(error)
 
-    def split(self, outputs: Outputs, items: Sequence[Pair]) -> Sequence[Any]:  # noqa: ARG002
+    def split(self, outputs: Outputs, items: Sequence[Pair]) -> Sequence[object]:  # noqa: ARG002
         """Turn `logits`, (B, 1), into {"score": float} for each item."""
         scores = self.activation(np.asarray(outputs["logits"], np.float32))
         return [{"score": score} for score in scores.flatten().tolist()]

@@ -87,5 +87,5 @@ class StockHandler(BatchHandler[StockConfig, OriginalRow]):
                 raise WrongOutput(f"The handler set the status {response.status}, which is not one of HTTP.")
         return {"responses": make_objects(responses)}
 
-    def split(self, outputs: Outputs, items: Sequence[OriginalRow]) -> Sequence[Any]:  # noqa: ARG002
+    def split(self, outputs: Outputs, items: Sequence[OriginalRow]) -> Sequence[object]:  # noqa: ARG002
         return [*outputs["responses"]]

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
-from typing import Any
 
 from handlers.archive_files import GRAPH
 from handlers.base import BatchHandler
@@ -147,7 +146,7 @@ class TensorsHandler(BatchHandler[TensorsConfig, Row]):
             self.archive = replace(self.archive, metadata=metadata)
         return outputs
 
-    def split(self, outputs: Outputs, items: Sequence[Row]) -> Sequence[Any]:
+    def split(self, outputs: Outputs, items: Sequence[Row]) -> Sequence[object]:
         """Return the outputs of each row, by the model's names, with the batch dimension."""
         return self.rows.split_outputs(outputs, items, self.outputs)
 

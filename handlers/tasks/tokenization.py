@@ -64,7 +64,7 @@ class TokenizationHandler(BatchHandler[TokenizationConfig, Item]):
         places = encodings.encodings or [None] * len(items)
         return [self._fit(*row) for row in zip(items, encodings["input_ids"], places, strict=True)]
 
-    def _fit(self, item: Item, ids: Sequence[int], encoding: object) -> Item | ItemError:
+    def _fit(self, item: Item, ids: Sequence[int], encoding: Any) -> Item | ItemError:
         limit = item.options.max_length
         try:
             if len(ids) > limit and item.options.truncation:
@@ -81,7 +81,7 @@ class TokenizationHandler(BatchHandler[TokenizationConfig, Item]):
         """Pad the items to the longest: `input_ids` and `attention_mask`, (B, T) int64, right-padded."""
         return pad_rows([item.ids for item in items], max(map(_count_tokens, items)), self.pad_id)
 
-    def split(self, outputs: Outputs, items: Sequence[Item]) -> Sequence[Any]:
+    def split(self, outputs: Outputs, items: Sequence[Item]) -> Sequence[object]:
         """Cut `input_ids` and `attention_mask`, (B, T), to (t,) for each item."""
         rows = zip(outputs["input_ids"], outputs["attention_mask"], map(_count_tokens, items), strict=True)
         return [{"input_ids": ids[:length], "attention_mask": mask[:length]} for ids, mask, length in rows]

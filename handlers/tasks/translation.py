@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -248,7 +248,7 @@ class TranslationHandler(BatchHandler[TranslationConfig, SourceText]):
         is_greedy = items[0].options.num_beams == 1
         return self.engine.run(inputs, self._arguments(items), ended if is_greedy else None)
 
-    def _arguments(self, items: Sequence[SourceText]) -> dict[str, Any]:
+    def _arguments(self, items: Sequence[SourceText]) -> dict[str, object]:
         """Return the arguments of generate() for items of one group."""
         first, *_ = items
         options = {name: value for name, value in asdict(first.options).items() if value is not None}
@@ -257,7 +257,7 @@ class TranslationHandler(BatchHandler[TranslationConfig, SourceText]):
             arguments["max_new_tokens"] = [item.options.max_new_tokens for item in items]
         return {**arguments, **self._target(first).arguments}
 
-    def split(self, outputs: Outputs, items: Sequence[SourceText]) -> Sequence[Any]:
+    def split(self, outputs: Outputs, items: Sequence[SourceText]) -> Sequence[object]:
         """Turn `sequences`, (B, U), into {"translation_text": ...} for each item."""
         texts = self.model.decode(outputs["sequences"])
         return [{"translation_text": text, **item.source.fields} for item, text in zip(items, texts, strict=True)]

@@ -12,8 +12,7 @@ import numpy as np
 
 from handlers.archive_files import GRAPH
 from handlers.base import BatchHandler
-from handlers.engines import Arrays, Engine, Outputs, pad_array
-from handlers.engines.ladder import TOKENS, round_up, steps
+from handlers.engines import TOKENS, Arrays, Engine, Outputs, pad_array, round_up, steps
 from handlers.engines.openvino import OpenVinoEngine
 from handlers.errors import InvalidConfig, InvalidInput, InvalidOption, ItemError, TextTooLong
 from handlers.pipeline.micro_batches import Cost
@@ -124,7 +123,7 @@ class TextHandler(BatchHandler[Config, Item], Generic[Config, Item]):
         rows = zip(items, encodings["input_ids"], encodings["token_type_ids"], places, strict=True)
         return [self.fit(*row) for row in rows]
 
-    def fit(self, item: Item, ids: Sequence[int], type_ids: Sequence[int], encoding: object) -> Item | ItemError:
+    def fit(self, item: Item, ids: Sequence[int], type_ids: Sequence[int], encoding: Any) -> Item | ItemError:
         """Return an item with its tokens, cut if they are too many and that is allowed; or its error."""
         limit, side = self.limit(item.options), self.cut_side(item.options)
         if len(ids) > limit and side is None:

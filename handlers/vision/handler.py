@@ -20,8 +20,7 @@ from handlers.pipeline.values import Inputs
 from handlers.protocol.metadata import TensorMetadata
 from handlers.protocol.requests import Payload
 from handlers.vision.config import PixelsConfig
-from handlers.vision.encoding import make_grey_jpeg
-from handlers.vision.images import decode_image
+from handlers.vision.images import decode_image, make_grey_jpeg
 from handlers.vision.preprocessing import Pixels, Preprocessing
 
 Config = TypeVar("Config", bound=PixelsConfig)

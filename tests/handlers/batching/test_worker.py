@@ -22,7 +22,7 @@ from tritonclient.grpc import service_pb2
 from deploy.models import ROOT
 from handlers.base import RESPONSE_TIMEOUT_S
 from handlers.batching.arrivals import LEAST_THREADS
-from handlers.continuous.only_worker import claim
+from handlers.continuous.mode import claim
 from handlers.errors import InvalidConfig
 from handlers.protocol.wire import PROTOBUF
 from tests.handlers.batching import gated
@@ -278,7 +278,7 @@ def test_metrics_say_what_was_rejected_missed_and_exchanged(start: Start) -> Non
 
 OTHER = """
 import sys
-from handlers.continuous.only_worker import claim
+from handlers.continuous.mode import claim
 claim(sys.argv[1], 0.0)
 print("claimed", flush=True)
 sys.stdin.read()
@@ -288,7 +288,7 @@ sys.stdin.read()
 @pytest.mark.skipif(sys.platform != "linux", reason="abstract sockets are Linux's")
 def test_name_that_another_process_has_is_rejected_and_is_free_when_that_has_ended(monkeypatch: Patch) -> None:
     claims: dict[str, socket.socket] = {}
-    monkeypatch.setattr("handlers.continuous.only_worker._claims", claims)
+    monkeypatch.setattr("handlers.continuous.mode._claims", claims)
     name, pipe = f"test {os.getpid()} m 1.0", subprocess.PIPE
     command = [sys.executable, "-c", OTHER, name]
     with subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe, text=True) as process:

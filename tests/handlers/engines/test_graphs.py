@@ -13,10 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from handlers.engines import Budget, Engine
+from handlers.engines import ROWS, TOKENS, Budget, Engine, ladder, round_up, steps
 from handlers.engines.compilation import attempt
 from handlers.engines.graphs import Graphs, Layout
-from handlers.engines.ladder import ROWS, TOKENS, ladder, round_up, steps
 from handlers.engines.torch import TorchEngine
 from handlers.errors import OutOfMemory
 from handlers.pipeline.task import inputs_of

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import transformers
 
-from handlers.engines.ladder import ROWS
+from handlers.engines import ROWS
 from handlers.pipeline.task import inputs_of
 from handlers.text.handler import TextHandler
 from handlers.text.inputs import Text
