@@ -30,7 +30,7 @@ MANIFEST, CONFIG, BUILD = "MAR-INF/MANIFEST.json", "model-config.yaml", "build.j
 
 
 # The format of archives whose handlers the hosts in Python can call; handlers.archive_files writes it into build.json.
-FORMAT = 4
+FORMAT = 5
 
 
 class OtherFormat(Exception):
@@ -66,7 +66,9 @@ class LoadedArchive:
     def __init__(
         self,
         archive: Path,  # NAME.mar, or the folder of an archive that was built as one
-        mode: Literal["classic", "adaptive"],  # batches are formed by the caller of `handler.handle`, or `handler.core`
+        mode: Literal[
+            "classic", "adaptive"
+        ],  # batches are formed by the caller of `handler.handle`, or `handler.service.core`
         *,
         batch_size: int | None = None,  # of the registration; None for `batchSize` of model-config.yaml, or 1
         response_timeout_s: int | None = None,  # of a batch; None for `responseTimeout` of model-config.yaml

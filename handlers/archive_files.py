@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass, field
 from importlib.machinery import all_suffixes
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path, PurePosixPath
-from typing import Any
 
+from handlers.aliases import JsonObject
 from handlers.errors import InvalidConfig
 from handlers.proofs import Proof, read_proofs
 
@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 # The version of build.json, of settings, of metrics and of the names that hosts in Python import. It counts up with
 # each change that older archives do not have.
-FORMAT = 4
+FORMAT = 5
 BUILD = "build.json"
 CONFIG = "model-config.yaml"
 # Programs that PyTorch runs in place of OpenVINO's graph, beside a checkpoint's safetensors.
@@ -50,9 +50,9 @@ class Build:
     # Properties of a converted model: engine, precision, and the difference of its answers from the original's.
     label: Mapping[str, str | float] = field(default_factory=dict)
     # Agreement with fp32 by precision, as `handlers.proofs.Proof.to_json` returns it.
-    proofs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    proofs: Mapping[str, JsonObject] = field(default_factory=dict)
     # Agreement of the answers in fp32 with the model's own, and the settings that this needs.
-    fidelity: Mapping[str, Any] = field(default_factory=dict)
+    fidelity: Mapping[str, object] = field(default_factory=dict)
     made_with: str = ""  # the version of torchserve-batching
     requirements: Sequence[str] = ()  # packages that the task needs beside this project's
     options: Sequence[str] = ()  # those of `archive`; a path below the folder of the state, or /NAME for another

@@ -42,7 +42,7 @@ def import_transformers() -> Any:
     return transformers
 
 
-def load_strictly(auto_class: str, folder: Path, *, unused: str = "(?!)", **options: Any) -> Any:
+def load_strictly(auto_class: str, folder: Path, *, unused: str = "(?!)", **options: object) -> Any:
     """Load by a class of transformers, in evaluation mode; only weights that match `unused` may be missing."""
     options |= {"use_safetensors": True, "local_files_only": True, "ignore_mismatched_sizes": True}
     model_class = getattr(import_transformers(), auto_class)

@@ -124,10 +124,10 @@ class TensorNames:
     outputs: dict[str, str] = Field(default_factory=dict, description="Names of outputs.")
 
 
-def from_mapping(cls: Callable[..., Any]) -> BeforeValidator:
+def from_mapping(cls: Callable[..., object]) -> BeforeValidator:
     """Return a validator that turns YAML's mapping into settings, which strict parsing would reject."""
 
-    def read(value: object) -> Any:
+    def read(value: object) -> object:
         if isinstance(cls, type) and isinstance(value, cls):
             return value
         if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
@@ -264,7 +264,7 @@ def parse_options(cls: Callable[..., T], values: Mapping[str, object]) -> T:
         raise InvalidOption(f"Options: an option has an invalid name. Known options: {known or 'none'}.") from None
 
 
-def _problems(error: ValidationError, most: int | None = None, cls: Callable[..., Any] | None = None) -> str:
+def _problems(error: ValidationError, most: int | None = None, cls: Callable[..., object] | None = None) -> str:
     """List the field and reason, never the value, of `most` problems; with `cls`, advice on unknown names."""
     problems = error.errors(include_url=False, include_input=False, include_context=False)
     for problem in problems:

@@ -12,7 +12,7 @@ A message names field, limit and value, never a client's payload.
 import traceback
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, ClassVar
+from typing import ClassVar
 
 # The start of the log line with the reason why a model cannot be loaded; torchserve_client.worker_log searches for it.
 LOAD_FAILED = "Cannot load"
@@ -162,7 +162,7 @@ class ItemError:
     type: str  # the error's name, stable for programs
     message: str  # for people
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return the body of a failed request: {"code", "type", "message"}."""
         return {"code": self.code, "type": self.type, "message": self.message}
 

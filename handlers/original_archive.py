@@ -42,8 +42,8 @@ class StockConfig(HandlerConfig):
 class OriginalRow(NamedTuple):
     """A request as TorchServe passes it to a handler."""
 
-    values: Mapping[str, Any]  # the body, or the fields of a form, by name
-    headers: Mapping[str, Any]  # in their own case, with a mapping for each field's content type
+    values: Mapping[str, object]  # the body, or the fields of a form, by name
+    headers: Mapping[str, object]  # in their own case, with a mapping for each field's content type
 
 
 class OriginalResponse(NamedTuple):
@@ -123,7 +123,7 @@ def decode_values(row: OriginalRow) -> OriginalRow:
     return row._replace(values=values)
 
 
-def _decode(value: object, header: object) -> Any:
+def _decode(value: object, header: object) -> object:
     content_type = header.get("content-type", "") if isinstance(header, Mapping) else ""
     if isinstance(value, bytes | bytearray):
         with suppress(ValueError, RecursionError):  # a body that cannot be decoded reaches the handler as bytes
@@ -155,10 +155,10 @@ def _reply(answer: Any, context: Any, index: int) -> OriginalResponse:
 class _Explainer:
     """Replaces every class of captum if captum is not installed."""
 
-    def __init__(self, *arguments: object, **settings: Any) -> None:
+    def __init__(self, *arguments: object, **settings: object) -> None:
         pass
 
-    def attribute(self, *arguments: object, **settings: Any) -> Any:
+    def attribute(self, *arguments: object, **settings: object) -> Any:
         raise NotImplementedError("explanations need captum, which is not installed")
 
 

@@ -1,6 +1,6 @@
 """Turn logits into probabilities. Pure numpy.
 
-logits (..., classes) -> softmax -> probabilities that sum to 1 along an axis
+logits (..., classes) -> softmax -> probabilities that sum to 1 along the last axis
 logits (...)          -> sigmoid -> an independent probability of each
 """
 
@@ -14,11 +14,11 @@ Real = TypeVar("Real", bound=np.floating[Any])
 Function = Literal["sigmoid", "softmax", "none"]
 
 
-def softmax(logits: NDArray[Real], axis: int = -1) -> NDArray[Real]:
-    """Turn the logits of exclusive classes into probabilities of equal shape and dtype, which sum to 1 along `axis`."""
+def softmax(logits: NDArray[Real]) -> NDArray[Real]:
+    """Turn the logits of exclusive classes, on the last axis, into probabilities of equal shape and dtype."""
     # Without the largest, so that no exponential overflows.
-    exponentials = np.exp(logits - logits.max(axis=axis, keepdims=True))
-    return np.asarray(exponentials / exponentials.sum(axis=axis, keepdims=True))
+    exponentials = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    return np.asarray(exponentials / exponentials.sum(axis=-1, keepdims=True))
 
 
 def sigmoid(logits: NDArray[Real]) -> NDArray[Real]:

@@ -67,7 +67,7 @@ class Proof:
             return ""
         return f", weak: so few show {max(0.0, 1 - 3 / self.samples):.2f} at most; --validate with {fewest} or more"
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         return asdict(self)
 
 

@@ -31,7 +31,7 @@ class Erf(BatchHandler[HandlerConfig, float]):
     inputs = frozenset({"number"})
 
     def load(self):
-        scale = float((self.checkpoint_dir / "scale.txt").read_text())
+        scale = float((self.archive.checkpoint_dir / "scale.txt").read_text())
         return FunctionEngine(lambda numbers: {"erf": erf(scale * numbers)}, ["numbers"])
 
     def sample(self):

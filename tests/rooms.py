@@ -95,7 +95,6 @@ ROOMS = {
         (
             *("handlers/tasks/object_detection.py", "handlers/vision/boxes.py", "handlers/vision/pixel_detector.py"),
             *(
-                "handlers/vision/pixel_ssd.py",
                 "deploy/archives/tasks/object_detection.py",
                 "examples/object-detection/",
             ),

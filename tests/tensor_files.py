@@ -2,6 +2,7 @@
 
 import json
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from deploy.archives.tasks.tensors import stage
 from deploy.models import Engine, ModelEntry
 from handlers.config import parse
 from handlers.engines import Engine as RunningEngine
+from handlers.pipeline.values import Archive
 from handlers.tasks.tensors import load_model
 from handlers.tensor_models.config import TensorsConfig
 
@@ -138,7 +140,8 @@ def engine_of(
     folder: Path, settings: dict[str, Any] | None = None, *, uses_torch: bool = False
 ) -> tuple[RunningEngine, Any]:
     """The engine that a worker makes of a staged folder."""
-    return load_model(folder, parse(TensorsConfig, settings), torch.device("cpu"), uses_torch=uses_torch)
+    config = parse(TensorsConfig, settings)
+    return load_model(Archive(folder), replace(config, engine="torch") if uses_torch else config)
 
 
 def said(folder: Path) -> dict[str, list[tuple[str, str, list[int] | None]]]:

@@ -55,7 +55,7 @@ def run_task(
             # As TorchServe needs them, and a test does not.
             logging.getLogger().setLevel(level)
             sys.tracebacklimit = limit
-        responses = handler.pipeline.answer([_make_row(each) for each in requests])
+        responses = handler.service.pipeline.answer([_make_row(each) for each in requests])
     return [json.loads(response.body) for response in responses]
 
 

@@ -12,13 +12,14 @@ import os
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import orjson
 
 from torchserve_client.errors import ClientError, InvalidPayload
 from torchserve_client.inputs import Input, Keys, printable
 from torchserve_client.locks import lock, open_locked
+from torchserve_client.payloads import JsonObject
 
 START = b'{"input":'  # prefix of every line, which distinguishes an incomplete line from the file of another program
 
@@ -61,7 +62,7 @@ class Answers:
         """Return whether an input has an answer from an earlier run, with an equal key."""
         return name in self._keys
 
-    def write(self, names: Sequence[str], keys: Sequence[str], outcomes: Sequence[Any]) -> None:
+    def write(self, names: Sequence[str], keys: Sequence[str], outcomes: Sequence[object]) -> None:
         """Write the outcomes of one request: each input's answer, or its ClientError."""
         lines = []
         for name, key, outcome in zip(names, keys, outcomes, strict=True):
@@ -127,7 +128,7 @@ class Answers:
                 yield record["input"], line.rstrip(b"\n") + b"\n"
 
 
-def _parse(line: bytes) -> dict[str, Any]:
+def _parse(line: bytes) -> JsonObject:
     """Parse a line; return an empty dict for a line of another program."""
     try:
         record = orjson.loads(line)

@@ -18,11 +18,11 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import yaml
 
 from torchserve_client.errors import InvalidPayload
+from torchserve_client.payloads import JsonObject
 
 MANIFEST = "MAR-INF/MANIFEST.json"
 _SUFFIX = re.compile(r"-r(\d+)$")
@@ -37,7 +37,7 @@ _NAME_LENGTH = 128
 class Description:
     name: str
     version: str
-    config: dict[str, Any]  # the parsed model-config.yaml; empty without one
+    config: JsonObject  # the parsed model-config.yaml; empty without one
 
     @property
     def is_continuous(self) -> bool:

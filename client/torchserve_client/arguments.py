@@ -75,7 +75,7 @@ def number(kind: type[int | float], least: float, most: float = inf, *, is_open:
     if most < inf:
         words += f", at most {most:g}" if is_open else f" and at most {most:g}"
 
-    def parse(text: str) -> Any:
+    def parse(text: str) -> object:
         try:
             value = kind(text)
         except ValueError:

@@ -119,7 +119,7 @@ def _parse(item: Item) -> Item:
 
 
 def request_items(
-    client: FuturesClient, model: str, items: Iterable[Item], lines: int, options: Mapping[str, Any]
+    client: FuturesClient, model: str, items: Iterable[Item], lines: int, options: Mapping[str, object]
 ) -> Iterator[tuple[list[Item], list[Any]]]:
     """Send items, `lines` (0: one) per request, and yield the outcomes; an error that all would have is raised."""
     rest = iter(items)

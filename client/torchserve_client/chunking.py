@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
 from torchserve_client import protocol
 from torchserve_client.client import Client
 from torchserve_client.errors import ChunksFailed, ClientError, InvalidPayload, Rejected, ServerFailed
 from torchserve_client.futures import FuturesClient
+from torchserve_client.protocol import Array
 
-Inputs = Sequence[Any] | NDArray[Any] | Mapping[str, NDArray[Any]]
+Inputs = Sequence[Any] | Array | Mapping[str, Array]
 
 ERROR = "error"  # the output tensor of this project's handlers for errors of items: JSON, empty for successful items
 MAX_REQUEST_ITEMS = 64  # items that every handler of this project accepts: the smallest max_request_items
@@ -71,13 +71,13 @@ def estimate_sizes(inputs: Inputs) -> list[int]:
     return [_size(item) for item in inputs]
 
 
-def _row_sizes(array: NDArray[Any]) -> list[int]:
+def _row_sizes(array: Array) -> list[int]:
     if protocol.datatype(array) != "BYTES":
         return [array[0].nbytes] * len(array) if len(array) else []
     return [sum(4 + len(element) for element in protocol.elements(np.atleast_1d(row))) for row in array]
 
 
-def _size(item: Any) -> int:
+def _size(item: object) -> int:
     if isinstance(item, str):
         return len(item.encode())
     if isinstance(item, Mapping):
@@ -126,7 +126,7 @@ class ChunkingClient:
         self._futures = FuturesClient(client, max_workers, max_queue_items=2**31)
         self._chunk_items: dict[str, int] = {}  # model -> items per chunk
 
-    def submit(self, model: str, inputs: Inputs, **options: Any) -> "list[Future[Any]]":
+    def submit(self, model: str, inputs: Inputs, **options: object) -> "list[Future[Any]]":
         """Request predictions for every chunk in the background.
 
         Args:
@@ -169,7 +169,7 @@ class ChunkingClient:
             raise ChunksFailed(errors, results)
         return join(_add_errors(results))
 
-    def _submit(self, model: str, inputs: Inputs, options: dict[str, Any]) -> "dict[range, Future[Any]]":
+    def _submit(self, model: str, inputs: Inputs, options: dict[str, object]) -> "dict[range, Future[Any]]":
         if count_items(inputs) == 0 and isinstance(inputs, Mapping | np.ndarray):
             raise InvalidPayload("the arrays contain no items")
         chunks = cut(estimate_sizes(inputs), self._max_items or self._read_chunk_items(model), self._max_bytes)
@@ -193,14 +193,14 @@ class ChunkingClient:
         self._futures.__exit__(kind)
 
 
-def _add_errors(results: Mapping[range, Any]) -> list[Any]:
+def _add_errors(results: Mapping[range, Any]) -> list[object]:
     """Add the tensor `error` to all results if one has it; the server sends it only for chunks with failed items."""
     is_needed = any(isinstance(answer, Mapping) and ERROR in answer for answer in results.values())
     none = {items: np.full(len(items), b"", object) for items in results} if is_needed else {}
     return [{ERROR: none[items], **answer} if is_needed else answer for items, answer in results.items()]
 
 
-def _check(result: Any, items: range) -> Any:
+def _check(result: object, items: range) -> object:
     """Return the result if it has an item for each item sent; raise ValueError otherwise."""
     if isinstance(result, list | np.ndarray | Mapping) and count_items(result) == len(items):
         return result

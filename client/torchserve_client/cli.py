@@ -8,7 +8,7 @@ import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 from urllib.parse import urlsplit
 
 from urllib3 import disable_warnings
@@ -42,6 +42,8 @@ HOME = Path(os.environ.get("TORCHSERVE_BATCHING_DIR", ""))
 # Seconds for workers to become ready, and for a request with its retries: TorchServe's own defaults of startupTimeout
 # and of responseTimeout.
 TIMEOUT_S = 120.0
+
+Added: TypeAlias = "argparse._SubParsersAction[Parser]"  # the commands of a parser
 
 
 @ends_with_reader
@@ -134,7 +136,7 @@ def parser(program: str = PROGRAM) -> Parser:
     return root
 
 
-def _add_management(added: Any) -> None:
+def _add_management(added: Added) -> None:
     """Add the commands that only call the management API."""
     register = _command(
         added,
@@ -169,7 +171,7 @@ def _add_management(added: Any) -> None:
     _add_timeout(wait_ready, "time to wait for the workers")
 
 
-def _add_rollout(added: Any) -> None:
+def _add_rollout(added: Added) -> None:
     """Add the commands that the gateway takes part in."""
     words = "remove every version of a model; stop routing to it first if a gateway serves it"
     examples = ("unregister mnist", "unregister mnist --gateway http://127.0.0.1:8003")
@@ -202,7 +204,7 @@ def _add_rollout(added: Any) -> None:
     _add_gateway(rollout)
 
 
-def _add_inference(added: Any) -> None:
+def _add_inference(added: Added) -> None:
     """Add the commands that call the inference API."""
     words = "predict each file or line; rerun to resume"
     examples = (
@@ -239,7 +241,7 @@ def _add_inference(added: Any) -> None:
         _add_timeout(command, "time for a request with its retries")
 
 
-def _command(added: Any, run: commands.Command, words: str, examples: Sequence[str]) -> Parser:
+def _command(added: Added, run: commands.Command, words: str, examples: Sequence[str]) -> Parser:
     name = run.__name__.replace("_", "-")
     description = f"{words[0].upper()}{words[1:]}."
     command: Parser = added.add_parser(name, help=words, description=description)
@@ -286,7 +288,7 @@ def _header(text: str) -> tuple[str, str]:
     return name.strip(), value.strip()
 
 
-def _option(text: str) -> tuple[str, Any]:
+def _option(text: str) -> tuple[str, object]:
     name, separator, value = text.partition("=")
     if not separator or not name.isidentifier():
         raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE")

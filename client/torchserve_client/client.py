@@ -92,7 +92,13 @@ class Client:
         return self._management
 
     def predict(
-        self, model: str, payload: Any, *, version: str | None = None, timeout_s: float | None = None, **options: Any
+        self,
+        model: str,
+        payload: object,
+        *,
+        version: str | None = None,
+        timeout_s: float | None = None,
+        **options: object,
     ) -> Any:
         """Request one prediction.
 

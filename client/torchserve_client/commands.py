@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from functools import wraps
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -22,6 +21,7 @@ from torchserve_client.gateway import Gateway, find_gateway
 from torchserve_client.management import Management
 from torchserve_client.metadata import Metadata
 from torchserve_client.nodes import Nodes
+from torchserve_client.payloads import JsonObject
 from torchserve_client.rollout import Registration, Rollout
 from torchserve_client.version import VERSION
 from torchserve_client.worker_log import WorkerLog, wait_loaded
@@ -134,7 +134,7 @@ def describe(options: argparse.Namespace, nodes: Nodes, client: Client) -> int:
     """Show versions, batch parameters, workers and queue of models on every node; for one model, also its metadata."""
     is_one = len(nodes.by_name) == 1
 
-    def call(name: str, management: Management) -> list[dict[str, Any]]:
+    def call(name: str, management: Management) -> list[JsonObject]:
         versions = _describe_versions(options, management)
         if not options.json:
             # Printed now, since another node may fail.
@@ -172,12 +172,12 @@ def describe(options: argparse.Namespace, nodes: Nodes, client: Client) -> int:
     return 0
 
 
-def _find_archive(store: Path, version: Mapping[str, Any]) -> Path:
+def _find_archive(store: Path, version: Mapping[str, object]) -> Path:
     return find_version(store / str(version["modelUrl"]), str(version["modelVersion"]))
 
 
-def _describe_versions(options: argparse.Namespace, management: Management) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = []
+def _describe_versions(options: argparse.Namespace, management: Management) -> list[JsonObject]:
+    found: list[JsonObject] = []
     for model in [options.model] if options.model else management.models():
         try:
             default = management.describe(model)["modelVersion"]
@@ -238,7 +238,7 @@ def _workers(count: int) -> str:
     return f"{count} worker{'' if count == 1 else 's'}"
 
 
-def _model_table(versions: list[dict[str, Any]]) -> Table:
+def _model_table(versions: list[JsonObject]) -> Table:
     table = Table(box=None, pad_edge=False)
     for name in ("model", "version", "batch_size", "max_batch_delay", "workers", "waiting"):
         table.add_column(name, justify="right" if name in ("batch_size", "max_batch_delay", "waiting") else "left")
@@ -256,7 +256,7 @@ def _model_table(versions: list[dict[str, Any]]) -> Table:
     return table
 
 
-def _format_proof(proof: Mapping[str, Any]) -> str:
+def _format_proof(proof: Mapping[str, object]) -> str:
     change = proof.get("largest_change")
     words = "" if change is None else f", largest change {change:.4f}"
     return f"{proof.get('measure')} {proof.get('agreement', 0):.4f} of {proof.get('samples')} samples{words}"

@@ -22,7 +22,6 @@
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 
 class ClientError(Exception):
@@ -43,16 +42,16 @@ class ClientError(Exception):
         self.status = status
         self.type = type or self.__class__.__name__
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         """Let a process hand the error on: a pool ends if its worker's error cannot be unpickled."""
         return _restore, (type(self), self.args, self.__dict__)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return the error in the server's form: {"code", "type", "message"}."""
         return {"code": self.status, "type": self.type, "message": self.message}
 
 
-def _restore(kind: type[ClientError], arguments: tuple[Any, ...], attributes: dict[str, Any]) -> ClientError:
+def _restore(kind: type[ClientError], arguments: tuple[object, ...], attributes: dict[str, object]) -> ClientError:
     """Make an error without its constructor, whose arguments differ from the message."""
     error = kind.__new__(kind, *arguments)
     error.args = arguments
@@ -112,7 +111,7 @@ class ChunksFailed(ClientError):
         results: the range of any other chunk's items -> its result.
     """
 
-    def __init__(self, errors: Mapping[range, Exception], results: Mapping[range, Any]) -> None:
+    def __init__(self, errors: Mapping[range, Exception], results: Mapping[range, object]) -> None:
         chunks = len(errors) + len(results)
         first = next(iter(errors.values()))
         places = ", ".join(f"{items.start}..{items.stop - 1}" for items in errors)
@@ -168,7 +167,7 @@ def make_error(status: int, type: str, message: str) -> ClientError:
     return (Rejected if 400 <= status < 500 else ServerFailed)(message, status, type)
 
 
-def raise_failed(answers: Iterable[Any]) -> None:
+def raise_failed(answers: Iterable[object]) -> None:
     """Raise the first ItemFailed of a list's results.
 
     Args:

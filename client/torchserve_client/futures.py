@@ -37,7 +37,7 @@ class FuturesClient:
         self._executor = ThreadPoolExecutor(max_workers, thread_name_prefix="predict")
         self._in_flight: set[Future[Any]] = set()
 
-    def submit(self, model: str, payload: Any, **options: Any) -> "Future[Any]":
+    def submit(self, model: str, payload: object, **options: Any) -> "Future[Any]":
         """Request a prediction in the background; block while max_workers + max_queue_items requests are in flight.
 
         Args:

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import orjson
 
@@ -66,7 +66,7 @@ def _lines(path: Path) -> Iterator[Input]:
 
 
 class Keys:
-    def __init__(self, model: str, options: Mapping[str, Any]) -> None:
+    def __init__(self, model: str, options: Mapping[str, object]) -> None:
         """Hash the common part of all keys: the model's name and its options, which are valid JSON."""
         common = orjson.dumps([model, dict(options)], option=orjson.OPT_SORT_KEYS)
         self._hash = blake2b(b"%d:%b" % (len(common), common), digest_size=KEY_BYTES)

@@ -3,7 +3,7 @@
 import os
 import sys
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from torchserve_client.errors import ClientError
 
@@ -23,7 +23,7 @@ def open_locked(path: Path, held: ClientError) -> IO[bytes]:
         file.close()
 
 
-def lock(file: IO[Any], held: ClientError) -> None:
+def lock(file: IO[bytes] | IO[str], held: ClientError) -> None:
     """Lock a file until it is closed or its process ends."""
     if sys.platform == "win32":
         return

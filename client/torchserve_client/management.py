@@ -22,7 +22,7 @@ from torchserve_client.errors import (
     NotReady,
     Unreachable,
 )
-from torchserve_client.payloads import parse_json, read_reason
+from torchserve_client.payloads import JsonObject, parse_json, read_reason
 from torchserve_client.transport import Cert, Request, Transport, Verify, address, authorization, path_of
 
 __all__ = ["Api", "Management", "ManagementError", "NotReady", "Unreachable"]
@@ -66,7 +66,7 @@ class Api:
     def close(self) -> None:
         self._transport.close()
 
-    def _call(self, method: str, path: str, document: Any = None, **parameters: Any) -> Any:
+    def _call(self, method: str, path: str, document: object = None, **parameters: object) -> Any:
         """Make a call with a query, without parameters that are None; return its parsed JSON, or None."""
         query = urlencode({name: value for name, value in parameters.items() if value is not None})
         body = b"" if document is None else orjson.dumps(document)
@@ -156,7 +156,7 @@ class Management(Api):
         """
         return [(model, version) for model in self.models() for version in self.versions(model, is_missing_ok=True)]
 
-    def describe(self, model: str, version: str | None = None) -> dict[str, Any]:
+    def describe(self, model: str, version: str | None = None) -> JsonObject:
         """Return TorchServe's description of a version: batch parameters, workers, queue.
 
         Args:
@@ -166,7 +166,7 @@ class Management(Api):
         Raises:
             ManagementError: status 404 if it is not registered.
         """
-        description: dict[str, Any] = self._call("GET", path_of("models", model, version))[0]
+        description: JsonObject = self._call("GET", path_of("models", model, version))[0]
         return description
 
     def versions(self, model: str, *, is_missing_ok: bool = False) -> list[str]:

@@ -28,6 +28,7 @@ INPUT = "input"  # the name of an unnamed array; a handler with a single input a
 OCTETS = "application/octet-stream"
 TEXT = "text/plain; charset=utf-8"
 JSON = "application/json"
+JsonObject = dict[str, Any]  # a parsed JSON object, whose values are checked as they are read
 
 
 class Form(Enum):
@@ -42,7 +43,7 @@ class Body(NamedTuple):
     form: Form = Form.ITEM
 
 
-def encode(payload: Any, options: Mapping[str, Any]) -> Body:
+def encode(payload: object, options: Mapping[str, object]) -> Body:
     if is_array(payload):
         return _tensors({INPUT: payload}, options)
     if isinstance(payload, Mapping):
@@ -56,7 +57,7 @@ def encode(payload: Any, options: Mapping[str, Any]) -> Body:
     return _raw(_bytes(payload), options)
 
 
-def is_array(value: Any) -> bool:
+def is_array(value: object) -> bool:
     """Return whether a value is a numpy array, without importing numpy."""
     return hasattr(value, "__array_interface__") and hasattr(value, "ravel")
 
@@ -71,7 +72,7 @@ def _tensors(arrays: Mapping[str, Any], options: Mapping[str, Any]) -> Body:
     return Body(content, {"Content-Type": OCTETS, protocol.HEADER: str(json_length)}, Form.TENSORS)
 
 
-def _raw(content: bytes, options: Mapping[str, Any]) -> Body:
+def _raw(content: bytes, options: Mapping[str, object]) -> Body:
     if not options:
         return Body(content, {"Content-Type": OCTETS})
     fields: dict[str, Any] = {name: orjson.dumps(value).decode() for name, value in options.items()}
@@ -79,22 +80,22 @@ def _raw(content: bytes, options: Mapping[str, Any]) -> Body:
     return Body(form, {"Content-Type": content_type})
 
 
-def _json(value: Mapping[str, Any], form: Form = Form.ITEM) -> Body:
+def _json(value: Mapping[str, object], form: Form = Form.ITEM) -> Body:
     try:
         return Body(orjson.dumps(value, default=_base64), {"Content-Type": JSON}, form)
     except orjson.JSONEncodeError as error:
         raise InvalidPayload(f"the payload cannot be written as JSON: {error}") from None
 
 
-def _instance(payload: Any) -> Any:
+def _instance(payload: object) -> object:
     return payload if isinstance(payload, str | Mapping | list | int | float) else {"b64": _base64(payload)}
 
 
-def _base64(payload: Any) -> str:
+def _base64(payload: object) -> str:
     return base64.b64encode(_bytes(payload)).decode()
 
 
-def _bytes(payload: Any) -> bytes:
+def _bytes(payload: object) -> bytes:
     if isinstance(payload, Path):
         return payload.read_bytes()
     if isinstance(payload, bytes | bytearray | memoryview):
@@ -116,14 +117,14 @@ def decode(response: Response, form: Form) -> Any:
     return response.body if document is None and response.body != b"null" else document
 
 
-def read_results(response: Response, form: Form) -> list[Any] | None:
+def read_results(response: Response, form: Form) -> list[object] | None:
     """Return the result or the error of each item of a list; None if the response contains none."""
     document = parse_json(response.body) if form is Form.LIST else None
     found = document.get("predictions") if isinstance(document, dict) else None
     return found if isinstance(found, list) else None
 
 
-def parse_json(content: bytes) -> Any:
+def parse_json(content: bytes) -> object:
     try:
         return orjson.loads(content)
     except orjson.JSONDecodeError:
@@ -140,7 +141,7 @@ def read_error(response: Response) -> ClientError:
 def read_reason(response: Response) -> tuple[str, str]:
     """Return type and message of an error: {"code", "type", "message"}, or {"error": ...} with such a value."""
     document = parse_json(response.body)
-    error: Any = document.get("error", document) if isinstance(document, dict) else None
+    error: object = document.get("error", document) if isinstance(document, dict) else None
     if isinstance(error, str):
         error = {"message": error}
     if not isinstance(error, dict):
@@ -160,7 +161,7 @@ def _retry_after_s(headers: Mapping[str, str]) -> float:
         return 0.0
 
 
-def _item(item: Any, status: int) -> Any:
+def _item(item: object, status: int) -> object:
     if not (isinstance(item, dict) and item.keys() == {"error"}):
         return item
     error = item["error"] if isinstance(item["error"], dict) else {"message": item["error"]}

@@ -29,7 +29,7 @@ _NAMES = {np.dtype(kind): name for name, kind in DATATYPES.items()}
 Array = NDArray[Any]
 
 
-def encode(arrays: Mapping[str, Array], parameters: Mapping[str, Any]) -> tuple[bytes, int]:
+def encode(arrays: Mapping[str, Array], parameters: Mapping[str, object]) -> tuple[bytes, int]:
     """Return the body of a request, and the bytes of its JSON part; InvalidPayload for an unknown datatype."""
     parts = [_to_bytes(array) for array in arrays.values()]
     heads = ({"name": name, "shape": list(array.shape), "datatype": datatype(array)} for name, array in arrays.items())

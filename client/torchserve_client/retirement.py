@@ -12,13 +12,13 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from torchserve_client import archives
 from torchserve_client.errors import ClientError, ManagementError, RolloutFailed
 from torchserve_client.gateway import MOMENT_S, Gateway
 from torchserve_client.management import POLL_S, Management
 from torchserve_client.nodes import Nodes
+from torchserve_client.payloads import JsonObject
 
 DRAIN_S = 600.0  # most seconds of a drain: five times TorchServe's default of responseTimeout, 120 s
 NOTICE_S = 20.0  # seconds in which the gateway notices a change on the nodes, which it polls every two
@@ -48,7 +48,7 @@ class Retirement:
             with self._withdraw(model, version):
                 self.nodes.each_named(retire)
 
-    def _drain(self, name: str, model: str, old: Mapping[str, Any]) -> None:
+    def _drain(self, name: str, model: str, old: JsonObject) -> None:
         """Wait until a version has responded to all of its requests."""
         management, version = self.nodes.by_name[name], str(old["modelVersion"])
         self.sleep(MOMENT_S)
@@ -70,7 +70,7 @@ class Retirement:
             self._report_node(name, f"{model}: version {version} {words}")
             self.sleep(timeout_s)
 
-    def _wait_idle(self, name: str, model: str, old: Mapping[str, Any], timeout_s: float) -> bool:
+    def _wait_idle(self, name: str, model: str, old: Mapping[str, object], timeout_s: float) -> bool:
         """Wait until the only worker of a version has no requests; return False if that cannot be determined.
 
         A classic worker receives a request after its last batch, so the response proves that it is idle. An adaptive
@@ -154,6 +154,6 @@ class Retirement:
         self.report(line if len(self.nodes.by_name) == 1 else f"{name}: {line}")
 
 
-def find(management: Management, model: str, version: str) -> Mapping[str, Any] | None:
+def find(management: Management, model: str, version: str) -> JsonObject | None:
     """Return the description of a version; None if it is not registered."""
     return management.describe(model, version) if version in management.versions(model) else None

@@ -7,16 +7,16 @@ staged files, settings -> load -> samples -> decode, prepare -> one item, then s
 
 import importlib.util
 import inspect
-import math
 import shutil
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from deploy.archives.sources import CODE, Source, WeightsUnavailable
-from deploy.archives.task_file import find_helpers, install
+from deploy.archives.task_file import check_reads, find_helpers, install
 from deploy.archives.tasks import Task, find_staged_files, task_of
 from deploy.models import Engine, ModelEntry
 from deploy.progress import step
@@ -24,10 +24,10 @@ from handlers.archive_files import CHECKPOINT
 from handlers.base import BatchHandler
 from handlers.config import HandlerConfig, parse
 from handlers.description import describe
-from handlers.engines import CPU
 from handlers.errors import InvalidConfig, InvalidInput, ItemError, reason
 from handlers.pipeline.task import Task as Served
 from handlers.pipeline.task import decode, samples_of
+from handlers.pipeline.values import FORMERLY_READ, Archive
 from handlers.protocol.responses import encode
 
 SEVERAL = 3  # items of a batch; a mistake in a dimension may pass with one or with two
@@ -110,6 +110,7 @@ def import_task(path: Path) -> type[BatchHandler[Any, Any]]:
     lacking = sorted(found.__abstractmethods__) + [name for name in STATED if not hasattr(found, name)]
     if lacking:
         raise InvalidConfig(f"{path.name}: {found.__name__} lacks {', '.join(lacking)}")
+    check_reads(path, FORMERLY_READ)
     return found
 
 
@@ -139,9 +140,10 @@ def rehearse(model: ModelEntry, task: Task, folder: Path) -> None:
 
 def _run(task: Served, model: ModelEntry, folder: Path) -> None:
     task.config = parse(task.config_class, model.config().get("handler"))
-    task.model_dir, task.device, task.fingerprint, task.longest_run_s = folder, CPU, None, math.inf
+    task.archive = Archive(folder)
     task.engine = task.load()
-    task.shape, task.metadata = describe(task, model.name, model.version)
+    shape, metadata = describe(task, model.name, model.version)
+    task.archive = replace(task.archive, shape=shape, metadata=metadata)
     for payload in samples_of(task):
         for batch in ([payload], [payload] * SEVERAL):
             items = _read(task.prepare, task.prepare([decode(task, each) for each in batch]), batch)

@@ -119,5 +119,5 @@ def find_differences(source: Path, task: Any, texts: Sequence[str]) -> dict[int,
 
 
 def _read_answers(task: Served, outputs: Outputs, items: Sequence[object]) -> list[tuple[list[int], str]]:
-    results = (result["translation_text"] for result in task.split(outputs, items))
-    return [*zip(outputs["sequences"].tolist(), results, strict=True)]
+    results: Any = task.split(outputs, items)
+    return [*zip(outputs["sequences"].tolist(), (each["translation_text"] for each in results), strict=True)]

@@ -10,6 +10,7 @@ import ast
 import shlex
 import sys
 import sysconfig
+from collections.abc import Mapping
 from importlib.machinery import PathFinder
 from pathlib import Path, PurePosixPath
 
@@ -26,17 +27,34 @@ OWN = {"handlers", "deploy", "load", "torchserve_client", "torchserve_batching"}
 
 def read_attributes(path: Path) -> dict[str, str]:
     """Return the source of each attribute of the file's class; InvalidConfig if the file is not valid Python."""
-    module, found = _parse(path), {}
-    classes = [node for node in ast.walk(module) if isinstance(node, ast.ClassDef)]
-    # The outermost classes come first, and the task has a base that names BatchHandler, unless it has a base between.
-    task = next((node for node in classes if "BatchHandler" in map(_name_base, node.bases)), next(iter(classes), None))
-    for statement in task.body if task else ():
+    found = {}
+    for statement in _find_task(_parse(path)):
         match statement:
             case ast.Assign(targets=[ast.Name(id=name)], value=value):
                 found[name] = ast.unparse(value)
             case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value):
                 found[name] = ast.unparse(value)
     return found
+
+
+def _find_task(module: ast.Module) -> list[ast.stmt]:
+    classes = [node for node in ast.walk(module) if isinstance(node, ast.ClassDef)]
+    # The outermost classes come first, and the task has a base that names BatchHandler, unless it has a base between.
+    task = next((node for node in classes if "BatchHandler" in map(_name_base, node.bases)), next(iter(classes), None))
+    return task.body if task else []
+
+
+def check_reads(path: Path, replaced: Mapping[str, str]) -> None:
+    """Raise InvalidConfig if methods of the file's class read attributes of a former base class."""
+    files = [_parse(each) for each in (path, *find_helpers(path).values()) if each.suffix == ".py"]
+    found = [node for file in files for node in ast.walk(file) if isinstance(node, ast.Attribute)]
+    own = {node.attr for node in found if isinstance(node.ctx, ast.Store)}
+    methods = [each for each in _find_task(files[0]) if isinstance(each, ast.FunctionDef)]
+    own |= {each.name for each in methods}
+    for node in (node for method in methods for node in ast.walk(method)):
+        match node:
+            case ast.Attribute(value=ast.Name(id="self"), attr=name) if name in replaced and name not in own:
+                raise InvalidConfig(f"{path.name}:{node.lineno}: self.{name} is replaced by {replaced[name]}")
 
 
 def _name_base(base: ast.expr) -> str:

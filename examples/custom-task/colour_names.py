@@ -24,7 +24,7 @@ class ColourNames(BatchHandler[HandlerConfig, Colour]):
     staged_files = ("palette.csv",)
 
     def load(self) -> FunctionEngine:
-        with (self.model_dir / "palette.csv").open(encoding="utf-8") as file:
+        with (self.archive.model_dir / "palette.csv").open(encoding="utf-8") as file:
             self.names, *channels = zip(*csv.reader(file), strict=True)
         self.palette = np.array(channels, np.float32).T
         return FunctionEngine(self.nearest, ["colours"])

@@ -40,13 +40,13 @@ def find_proofs(task: Task, precisions: Sequence[str], engine_in: EngineIn) -> d
     if not lower:
         return {}
     try:
-        samples = read_samples(task.model_dir, kind_of(task))
+        samples = read_samples(task.archive.model_dir, kind_of(task))
     except Exception as error:
         logger.warning("Samples for the accuracy check cannot be read: %s", reason(error))
         return {}
     if samples is None:
         return {}  # proofs without a processor count nowhere
-    made = archive_files.load_proofs(task.model_dir) if samples.place == name_place() else {}
+    made = archive_files.load_proofs(task.archive.model_dir) if samples.place == name_place() else {}
     found = {each: proof for each, proof in made.items() if each in lower}
     missing = [each for each in lower if each not in found]
     return found | (_compare_once(task, samples, missing, engine_in) if missing else {})
@@ -80,7 +80,7 @@ def choose_precisions(task: Task, precisions: Sequence[str], proofs: Mapping[str
 
 def _compare_once(task: Task, samples: Samples, lower: Sequence[str], engine_in: EngineIn) -> dict[str, Proof]:
     """Compare precisions, unless an earlier start has stored their proofs; workers of one archive take turns."""
-    path = measurements.path_for(task, f"proofs {name_place()}") if task.fingerprint else None
+    path = measurements.path_for(task, f"proofs {name_place()}") if task.archive.fingerprint else None
     with measurements.lock(path):
         stored, slow = _read_stored(path)
         for each in slow:

@@ -22,8 +22,7 @@ from handlers.errors import InvalidInput, ItemError
 from handlers.metrics import CACHE_HITS, CACHE_MISSES, REJECTIONS, Recorder
 from handlers.pipeline.failures import find_excess
 from handlers.pipeline.flow import Pipeline
-from handlers.protocol.requests import Payload
-from handlers.protocol.terms import Terms
+from handlers.protocol.requests import Payload, Terms
 
 LARGE_BYTES = 16 * 1024  # bytes of payload from which other threads decode a request; less takes microseconds
 LEAST_THREADS = 4  # least decode threads: a few slow decodings leave some for other requests

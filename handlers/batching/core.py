@@ -58,7 +58,7 @@ class Core:
         self._lock = threading.Lock()
         self.on_change: Callable[[], None] = lambda: None
         self._cache = Cache(config.cache_mib * 2**20) if config.cache_mib else None
-        policy, is_caching = Policy.of(config, task.overhead), self._cache is not None
+        policy, is_caching = Policy.of(config, inputs_of(task).overhead), self._cache is not None
         self._scheduler = Scheduler(policy, _make_streams(choice), is_caching=is_caching)
         self._pipeline = Pipeline(task, recorder)
         self._pending: dict[Pending, Submitted] = {}  # submitted requests until their responses are written
@@ -72,7 +72,7 @@ class Core:
         self._is_closed = False
         self._arrivals = Arrivals(self._scheduler, recorder, config, self._cache)
         threads = available_threads(config.decode_threads)
-        is_sharing = task.is_repeatable if config.share_equal is None else config.share_equal
+        is_sharing = task.results.is_repeatable if config.share_equal is None else config.share_equal
         self._decoder = Decoder(
             self._pipeline, threads=threads, is_threaded=inputs_of(task).in_threads, is_sharing=is_sharing
         )

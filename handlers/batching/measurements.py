@@ -50,13 +50,13 @@ def path_for(task: Task, key: str) -> Path:
         lines = PROCESSORS.read_text(encoding="utf-8", errors="replace").splitlines()
         # Virtual machines show different flags of one processor.
         processor = "\n".join(sorted({line for line in lines if line.startswith(("model name", "flags", "Features"))}))
-    if task.device.type == "cuda":
+    if task.archive.device.type == "cuda":
         import torch  # noqa: PLC0415 - a worker on OpenVINO has no GPU
 
-        processor += torch.cuda.get_device_name(task.device)
-    identity = [task.fingerprint, key, processor, available_threads(0), *map(_version, ("openvino", "torch"))]
+        processor += torch.cuda.get_device_name(task.archive.device)
+    identity = [task.archive.fingerprint, key, processor, available_threads(0), *map(_version, ("openvino", "torch"))]
     name = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:32]
-    return cache_dir(task.model_dir) / f"measured-{name}.json"
+    return cache_dir(task.archive.model_dir) / f"measured-{name}.json"
 
 
 def _version(package: str) -> str:

@@ -5,7 +5,6 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
 from math import inf
-from typing import Any
 
 from handlers.errors import ItemError
 from handlers.pipeline.jobs import Job, Slot, make_slots
@@ -30,7 +29,7 @@ class Pending(Job[Entry]):
     An item that can be served is decoding, queued or running, then none of these.
     """
 
-    terms: Mapping[str, Any] = field(default_factory=dict)
+    terms: Mapping[str, object] = field(default_factory=dict)
     priority: int | None = None  # as its client asks, 1 being first; None for the policy's default
     timeout_s: float = inf  # the longest that its client waits; it can only shorten the policy's limits
     level: int = 1  # the priority that it was admitted with

@@ -25,7 +25,7 @@ from typing import NamedTuple, TypeVar
 from handlers.batching import accuracy, measurements
 from handlers.batching.measurements import Candidate, Measurement, Seeds
 from handlers.engines import Arrangement, Divisible, Engine, Precise
-from handlers.pipeline.task import Task, samples_of
+from handlers.pipeline.task import Task, inputs_of, samples_of
 from handlers.proofs import Proof
 from handlers.protocol.requests import Payload
 from handlers.warm_up import decode_items, run
@@ -76,7 +76,7 @@ class Trial:
         self._task = task
         self._is_adaptive = config.scheduling.mode == "adaptive"
         self._most_items: int = min(window, config.max_batch_items)
-        self._is_on_gpu = task.device.type != "cpu"
+        self._is_on_gpu = task.archive.device.type != "cpu"
         self._first_s: float | None = None
         self._decoded_beside: Payload | None = None  # decoded beside full micro-batches; None in classic mode
         self._engines: dict[str, Engine] = {}
@@ -93,7 +93,7 @@ class Trial:
             self._counts = tuple(engine.stream_counts) if streams == "auto" else (int(streams),)
         kind = " ".join(engine.description.split()[:2])
         settings = (config.scheduling.mode, config.threads, self._precisions, self._counts, self._most_items)
-        self._path = measurements.path_for(task, f"{kind} {settings}") if task.fingerprint else None
+        self._path = measurements.path_for(task, f"{kind} {settings}") if task.archive.fingerprint else None
         self._known = measurements.read(self._path)
 
     @property
@@ -241,7 +241,7 @@ def measure(
     if size < 2:
         return [(tokens, item_s)]
     with nullcontext() if decoded_beside is None else _decode_repeatedly(tasks[0], decoded_beside):
-        padded = tasks[0].overhead.padded(size)
+        padded = inputs_of(tasks[0]).overhead.padded(size)
         return [(tokens, item_s), (padded * tokens, _time_s(tasks, [item] * size))]
 
 

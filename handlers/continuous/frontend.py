@@ -23,7 +23,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
 from io import BufferedReader
-from typing import Any, cast
+from typing import cast
 
 from handlers.protocol.responses import Response
 from handlers.protocol.wire import FORM_FIELDS
@@ -48,7 +48,7 @@ class NewRequest:
     """A request that was not in flight before, as TorchServe's own reader returns it."""
 
     row: Mapping[str, bytes]  # values of the fields by name
-    headers: Mapping[str, Any]  # the request's, and {"content-type": ...} by field
+    headers: Mapping[str, object]  # the request's, and {"content-type": ...} by field
 
 
 class _Inbox:
@@ -138,8 +138,8 @@ class Link:
     def _read_request(self) -> tuple[NewRequest, int]:
         """Read the rest of a new request; return it and the number of its bytes."""
         inbox, text = self._inbox, self._inbox.text
-        headers: dict[str, Any] = {}
-        parts: dict[str, Any] = {}
+        headers: dict[str, object] = {}
+        parts: dict[str, object] = {}
         row: dict[str, bytes] = {}
         size = 2 * INTEGER.size
         while (name := text()) is not None:

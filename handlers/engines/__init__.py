@@ -7,12 +7,14 @@ An engine raises `OutOfMemory` if the micro-batch is too large for it; any other
 
 import logging
 import os
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
+from handlers.aliases import Array
 from handlers.engines.cores import usable_cores
 
 logger = logging.getLogger(__name__)
@@ -35,8 +37,8 @@ class _Cpu(str):
 Device = Any  # a torch.device, or CPU, which needs no torch
 CPU = _Cpu("cpu")
 
-Arrays = Mapping[str, NDArray[Any]]
-Outputs = Mapping[str, NDArray[Any]]
+Arrays = Mapping[str, Array]
+Outputs = Mapping[str, Array]
 
 
 Shapes = Sequence[tuple[int, ...]]
@@ -148,3 +150,37 @@ def end_worker(reason: str) -> NoReturn:
     logger.critical("%s; TorchServe starts a new worker", reason)
     logging.shutdown()
     os._exit(1)
+
+
+ROWS = (1, 2, 4, 8, 16, 32, 48, 64)  # padding at most doubles a micro-batch
+# Each is a length that texts are padded to anyway (handlers.text.inputs.round_length).
+TOKENS = (16, 32, 48, 64, 96, 128, 192, 256, 320, 384, 448, 512)
+
+
+def steps(ladder: Sequence[int], limit: int) -> list[int]:
+    """Return the steps of a ladder up to a limit; the limit is the last one, unless it exceeds the ladder."""
+    return sorted({*(step for step in ladder if step <= limit), min(limit, ladder[-1])})
+
+
+def key_of(arrays: Arrays) -> tuple[object, ...]:
+    """Return the part of the shapes and dtypes that the number of rows does not change."""
+    return tuple((name, *array.shape[1:], str(array.dtype).removeprefix("torch.")) for name, array in arrays.items())
+
+
+def ladder(examples: Sequence[Arrays], max_items: int, max_tokens: int | None) -> list[tuple[int, Arrays]]:
+    """List the numbers of rows for each shape of examples of one item, within the limits, the largest first."""
+    rungs = {}
+    for example in examples:
+        shape = next(iter(example.values())).shape
+        tokens = shape[1] if len(shape) == 2 else 1
+        for rows in steps(ROWS, max_items):
+            if rows == 1 or rows * tokens <= (max_tokens or rows * tokens):
+                rungs[key_of(example), rows] = example
+    sized = [(rows, example) for (_, rows), example in rungs.items()]
+    return sorted(sized, key=lambda rung: -rung[0] * sum(array.nbytes for array in rung[1].values()))
+
+
+def round_up(count: int, steps: Sequence[int]) -> int:
+    """Return the smallest of ascending steps that is at least `count`; `count` itself if all are smaller."""
+    at = bisect_left(steps, count)
+    return steps[at] if at < len(steps) else count

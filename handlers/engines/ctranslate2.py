@@ -89,7 +89,9 @@ class Stream:
         self._whole, self._streams = whole, streams
         self.description = whole.description
 
-    def run(self, inputs: Arrays, arguments: Mapping[str, Any] | None = None, ended: Listener | None = None) -> Outputs:
+    def run(
+        self, inputs: Arrays, arguments: Mapping[str, object] | None = None, ended: Listener | None = None
+    ) -> Outputs:
         """See `seq2seq.Generator.run`; without beams, `max_new_tokens` may have a number for each item."""
         return self._whole.translate(inputs, arguments, self._streams, ended)
 

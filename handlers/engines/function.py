@@ -51,7 +51,7 @@ class Function:
 
     infer: Callable[..., Any]  # arrays (B, ...) by name -> arrays (B, ...) by name
     inputs: tuple[str, ...]  # the names of its parameters, in order
-    load: Callable[[Path, str], Any] | None = None  # called once before, with the folder and the device ("cuda:0")
+    load: Callable[[Path, str], object] | None = None  # called once before, with the folder and the device ("cuda:0")
 
 
 def load_function(folder: Path) -> Function:
@@ -76,7 +76,7 @@ def load_function(folder: Path) -> Function:
     return Function(infer, _inputs(infer), load)
 
 
-def _inputs(infer: Callable[..., Any]) -> tuple[str, ...]:
+def _inputs(infer: Callable[..., object]) -> tuple[str, ...]:
     if inspect.iscoroutinefunction(infer) or inspect.isgeneratorfunction(infer):
         raise InvalidConfig(f"{FILE}: infer must be a plain function, neither async nor a generator")
     parameters = inspect.signature(infer).parameters.values()

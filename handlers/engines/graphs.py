@@ -20,8 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from handlers.engines import Arrays, Budget, Outputs, Shapes
-from handlers.engines.ladder import key_of, ladder, round_up
+from handlers.engines import Arrays, Budget, Outputs, Shapes, key_of, ladder, round_up
 from handlers.errors import OutOfMemory
 
 logger = logging.getLogger(__name__)
@@ -32,7 +31,7 @@ LEAST_STARTING = 0.5
 TOLERANCES = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 6e-2}
 ALIGNMENT = 256  # kernels read up to so many bytes at once
 MOST_PINNED = 2**25  # larger copies are not worth the pinned memory, which the process keeps
-KEPT: list[Any] = []  # graphs of engines that are no longer used, too
+KEPT: list[object] = []  # graphs of engines that are no longer used, too
 RECORDED = "recorded"
 
 Run = Callable[[], torch.Tensor]
@@ -45,7 +44,7 @@ class CudaRecorder:
         self._device, self._stream = device, torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._pool = torch.cuda.graph_pool_handle()
 
-    def using(self) -> AbstractContextManager[Any]:
+    def using(self) -> AbstractContextManager[object]:
         """Run what follows in the order of the graphs, after tensors that the caller has made."""
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         return torch.cuda.stream(self._stream)
@@ -140,7 +139,7 @@ class Graphs:
         """`run` turns tensors into results, both by name; `errors` is the context that reports a lack of memory."""
         self._recorder, self._device, self._run, self._errors = recorder, device, run, errors
         self._tolerance, self._lock = TOLERANCES.get(dtype, 1e-4), threading.Lock()
-        self._rungs: dict[tuple[Any, ...], dict[int, Rung]] = {}
+        self._rungs: dict[tuple[object, ...], dict[int, Rung]] = {}
         self._pool_bytes = 0  # of the run that needed most: later graphs use its memory again
 
     def run(self, arrays: Arrays) -> Outputs | None:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from handlers.aliases import Array
 from handlers.engines import ALLOCATION_FAILURES, REJECTED, Arrays, Outputs, available_threads
 from handlers.errors import REASON_LENGTH, InvalidConfig, InvalidText, OutOfMemory, OutOfRange
 
@@ -167,11 +168,11 @@ def _cause(error: Exception) -> str:
     return " ".join(WHERE.sub("", str(error)).split())[:REASON_LENGTH]
 
 
-def _text(array: NDArray[Any]) -> NDArray[Any]:
+def _text(array: Array) -> Array:
     return np.array([str(each, "utf-8") for each in array.ravel()], object).reshape(array.shape)
 
 
-def _array(value: Any) -> NDArray[Any]:
+def _array(value: Any) -> Array:
     """Copy an output of any datatype but text; BF16 is read from its memory, since numpy cannot read it."""
     if value.data_type() != "tensor(bfloat16)":
         return np.array(value.numpy())
@@ -180,7 +181,7 @@ def _array(value: Any) -> NDArray[Any]:
     return (np.array(bits).reshape(shape).astype(np.uint32) << 16).view(np.float32)
 
 
-def _to_bf16(array: NDArray[Any]) -> NDArray[np.uint16]:
+def _to_bf16(array: Array) -> NDArray[np.uint16]:
     """Round to BF16's bits, ties to even, as PyTorch does."""
     bits = np.asarray(array, np.float32, order="C").view(np.uint32)
     rounded = ((bits + ((bits >> 16) & 1) + 0x7FFF) >> 16).astype(np.uint16)

@@ -8,12 +8,13 @@ import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Literal, cast
 
 import numpy as np
 import openvino
 from numpy.typing import NDArray
 
+from handlers.aliases import Array
 from handlers.archive_files import INT8_GRAPH
 from handlers.engines import (
     ALLOCATION_FAILURES,
@@ -108,7 +109,7 @@ class Stream:
             end_worker(f"OpenVINO cannot compile the model's graph again: {error}")
 
 
-def _start(array: NDArray[Any], inputs: Arrays) -> NDArray[np.uint8] | None:
+def _start(array: Array, inputs: Arrays) -> NDArray[np.uint8] | None:
     """Return the first bytes of an output; None if too few can be marked, or if it shares the memory of an input."""
     if array.dtype.kind not in "fiu" or array.nbytes < LEAST_MARK or not array.flags.c_contiguous:
         return None

@@ -64,7 +64,7 @@ class ProgramEngine(TorchEngine):
         self._dtypes, self._cast = dict(inputs), None if dtype == torch.float32 else dtype
         self.description = f"torch {device} {next(name for name, each in DTYPES.items() if each == dtype)}"
 
-    def _results(self, tensors: dict[str, torch.Tensor]) -> Mapping[str, Any]:
+    def _results(self, tensors: dict[str, torch.Tensor]) -> Mapping[str, object]:
         arguments = [tensor.to(self._dtypes[name] or tensor.dtype) for name, tensor in tensors.items()]
         with torch.autocast(self._device.type, self._cast) if self._cast else nullcontext():
             return flat_outputs(self._module(*arguments), self._outputs)
@@ -84,7 +84,7 @@ class ProgramEngine(TorchEngine):
         """Record nothing: outputs of a program may have any dtype and shape."""
         return []
 
-    def _array(self, result: object) -> Any:
+    def _array(self, result: object) -> object:
         if not isinstance(result, torch.Tensor):
             return result  # the caller rejects it
         own = result.to("cpu", copy=True)  # a copy: the program may use the same memory for its next run

@@ -53,7 +53,7 @@ class RunWatch(transformers.StoppingCriteria):  # type: ignore[misc]
         self._steps_left = max_new_tokens
         self._reported: set[int] = set()
 
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **others: Any) -> torch.Tensor:  # noqa: ARG002
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **others: object) -> torch.Tensor:  # noqa: ARG002
         """Report the items of `input_ids`, (B, U) int64, whose last token ends them; raise OutOfTime if time is up.
 
         The return value, (B,) bool, is False for all: generate() ends items by itself.
@@ -113,7 +113,7 @@ def _make_greedy(generation: Any) -> list[int]:
     return [ids[0] for ids in bad_words if len(ids) == 1]
 
 
-def load_model(folder: Path, device: torch.device, precision: Precision, *, trust_remote_code: bool = False) -> Any:
+def load_model(folder: Path, device: torch.device, precision: Precision, *, trust_remote_code: bool) -> Any:
     """Load any model of AutoModelForSeq2SeqLM: config.json, model.safetensors and generation_config.json."""
     dtype = dtype_for(device, precision)
     model = checkpoints.load_strictly("AutoModelForSeq2SeqLM", folder, dtype=dtype, trust_remote_code=trust_remote_code)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from handlers.checkpoints import load_strictly
-from handlers.image_text.families import TWO_TOWERS, UNMASKED, read_family
+from handlers.image_text.config import TWO_TOWERS, UNMASKED, read_family
 from handlers.vision.pixel_network import PixelNetwork
 from handlers.vision.preprocessing import Preprocessing
 

@@ -22,8 +22,8 @@ def complete(cls: type, base: type) -> Any:
     if cls is base or (is_dataclass(cls) and CHECKED in vars(cls) and is_whole):
         return cls
     types = {each.name: each.type for each in fields(base)}
-    annotations: dict[str, Any] = {}
-    values: dict[str, Any] = {"__module__": cls.__module__, "__doc__": cls.__doc__}
+    annotations: dict[str, object] = {}
+    values: dict[str, object] = {"__module__": cls.__module__, "__doc__": cls.__doc__}
     for each in [each for each in reversed(cls.__mro__) if each not in base.__mro__]:
         declared = vars(each).get("__annotations__", {})
         for name, value in {**vars(each), **_factories(each)}.items():
@@ -38,7 +38,7 @@ def complete(cls: type, base: type) -> Any:
     return dataclass(frozen=True, kw_only=True, config=SETTINGS)(made)
 
 
-def _factories(cls: type) -> dict[str, Any]:
+def _factories(cls: type) -> dict[str, object]:
     """Return the defaults of a dataclass that a function makes: its attributes lack them."""
     found: dict[str, Field[Any]] = vars(cls).get("__dataclass_fields__", {})
     made = {name: each.default_factory for name, each in found.items() if each.default_factory is not MISSING}

@@ -32,16 +32,14 @@ from handlers.engines import Outputs
 from handlers.errors import INTERNAL_ERROR, InvalidInput, ItemError, OutOfTime, ResponseTooLarge, where
 from handlers.metrics import EXECUTION_SECONDS, FAILED, OUTPUT, SUCCEEDED, Event, Recorder, execution_event, item_event
 from handlers.pipeline.failures import fail, find_excess, isolate
-from handlers.pipeline.jobs import AnySlot, Job, Slot, fold, make_job
+from handlers.pipeline.jobs import AnySlot, Job, Slot, fold, headers_of, make_job
 from handlers.pipeline.micro_batches import plan_micro_batches
-from handlers.pipeline.reply_headers import headers_of
-from handlers.pipeline.task import Reporting, Task, decode, samples_of
+from handlers.pipeline.task import Reporting, Task, decode, inputs_of, samples_of
 from handlers.protocol.api_forms import Answer
 from handlers.protocol.metadata import METADATA_HEADER
-from handlers.protocol.requests import Allowance, Payload, Request
+from handlers.protocol.requests import TERMS_HEADERS, Allowance, Payload, Request
 from handlers.protocol.responses import Form, OneItem, Response
 from handlers.protocol.rows import fail_request, read_headers
-from handlers.protocol.terms import TERMS_HEADERS
 from handlers.protocol.wire import SAMPLE
 
 logger = logging.getLogger(__name__)
@@ -79,14 +77,14 @@ class Pipeline:
         self._reporting = task if isinstance(task, Reporting) else None
         self._pool = ThreadPoolExecutor(decode_threads, "decode") if decode_threads > 1 else None
 
-    def serve(self, rows: Sequence[Mapping[str, Any]], context: Any, limit_s: float = inf) -> list[bytes]:
+    def serve(self, rows: Sequence[Mapping[str, object]], context: Any, limit_s: float = inf) -> list[bytes]:
         """Serve a batch in classic mode: return one body for each row, with statuses and headers in the context."""
         sent = [context.get_all_request_header(index) for index in range(len(rows))]
         responses = self.answer(list(zip(rows, sent, strict=True)), limit_s)
         return [respond(context, index, response) for index, response in enumerate(responses)]
 
     def answer(
-        self, rows: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]], limit_s: float = inf
+        self, rows: Sequence[tuple[Mapping[str, object], Mapping[str, object]]], limit_s: float = inf
     ) -> list[Response]:
         """Return the responses to a batch in classic mode; after `limit_s` seconds nothing more starts."""
         ends_s = time.perf_counter() + limit_s
@@ -113,7 +111,7 @@ class Pipeline:
         if METADATA_HEADER in headers or (explain is None and headers.get(DESCRIBE) == "True"):
             _import_grpc()
             samples = samples_of(self._task) if headers.get(METADATA_HEADER) == SAMPLE else []
-            return Request((samples[0],), is_check=True) if samples else Request((), self._task.metadata)
+            return Request((samples[0],), is_check=True) if samples else Request((), self._task.archive.metadata)
         try:
             request = fail_request(headers, NO_EXPLANATION) if explain == "True" else self._task.unpack(row, headers)
         except Exception as error:
@@ -189,7 +187,9 @@ class Pipeline:
             return [good] if good else []
         config = self._task.config
         costs = [slot.cost for slot in good]
-        plan = plan_micro_batches(costs, config.max_batch_items, config.max_batch_tokens, self._task.overhead)
+        plan = plan_micro_batches(
+            costs, config.max_batch_items, config.max_batch_tokens, inputs_of(self._task).overhead
+        )
         return [[good[index] for index in micro_batch] for micro_batch in plan]
 
     def run(
@@ -281,7 +281,7 @@ class Pipeline:
             queue_s = sum([max(0.0, start_s - job.arrived_s) for start_s in starts_s])
             values = (ended_s - started_s, ended_s - job.arrived_s, queue_s)
             self._recorder.record([(SUCCEEDED if response.status < 400 else FAILED, values), *map(_item_event, slots)])
-        own = headers_of(job, self._task.metadata, others, started_s, ended_s)
+        own = headers_of(job, self._task.archive.metadata, others, started_s, ended_s)
         return Response(response.status, response.body, response.content_type, {**response.headers, **own})
 
     def _write_body(self, asked: Form, slots: Sequence[Slot]) -> Response:

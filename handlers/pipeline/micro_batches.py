@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 
-from handlers.engines.ladder import round_up
+from handlers.engines import round_up
 from handlers.protocol.requests import Cost
 
 __all__ = ["OVERHEAD", "Cost", "Overhead", "plan_micro_batches"]

@@ -6,19 +6,16 @@ handlers.base.BatchHandler adds the lifecycle, and contains an example.
 import abc
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import fields, replace
-from pathlib import Path
 from typing import Any, ClassVar, Generic, Protocol, TypeVar, runtime_checkable
 
 from handlers.config import HandlerConfig, NoOptions, parse_options
-from handlers.engines import Arrays, Device, Engine, Listener, Outputs
+from handlers.engines import Arrays, Engine, Listener, Outputs
 from handlers.errors import ItemError
 from handlers.pipeline.declared import complete
-from handlers.pipeline.micro_batches import OVERHEAD, Overhead
-from handlers.pipeline.values import Inputs, Results
+from handlers.pipeline.values import Archive, Inputs, Results
 from handlers.protocol import retrieval, rows
-from handlers.protocol.metadata import Metadata
 from handlers.protocol.requests import UNIT_COST, Cost, Payload, Request
-from handlers.protocol.rows import Headers, Shape
+from handlers.protocol.rows import Headers
 from handlers.protocol.wire import API_HEADER
 
 Config = TypeVar("Config", bound=HandlerConfig)
@@ -33,21 +30,12 @@ class Hooks(abc.ABC, Generic[Config, Item]):
     inputs: Inputs | Set[str] = Inputs()  # a set is the fields of JSON
     results: Results = Results()
     staged_files: ClassVar[tuple[str, ...]] = ()  # names or patterns of files beside the model's configuration
-    overhead: Overhead = OVERHEAD  # cost of one more micro-batch
-
-    is_repeatable: bool = True  # whether the results of equal items are equal, so that one may serve all
 
     config: Config
     engine: Engine
-    model_dir: Path
-    longest_run_s: float  # most seconds of one run, for engines that can stop one
-    fingerprint: str | None  # hash of everything that the archive was made from; None if unknown
-    device: Device  # of the engine
-    metadata: Metadata
-    shape: Shape  # of requests, for `unpack`
-    _defaults: tuple[Any, Any] = (None, None)  # settings, and the options of an item without any
+    archive: Archive
 
-    def __init_subclass__(cls, **more: Any) -> None:
+    def __init_subclass__(cls, **more: object) -> None:
         """Complete the classes of settings and options, which TorchServe must not count as handlers."""
         super().__init_subclass__(**more)
         for name, base in (("config_class", HandlerConfig), ("options_class", NoOptions)):
@@ -58,7 +46,7 @@ class Hooks(abc.ABC, Generic[Config, Item]):
 
     @abc.abstractmethod
     def load(self) -> Engine:
-        """Load the model from `model_dir` and `checkpoint_dir`, as `config` specifies.
+        """Load the model from the folders of `archive`, as `config` specifies.
 
         Raises:
             InvalidConfig: the archive cannot be served; its owner reads the message.
@@ -79,8 +67,8 @@ class Hooks(abc.ABC, Generic[Config, Item]):
             headers: by their names in lower case.
         """
         if API_HEADER in headers:
-            return retrieval.unpack(row, headers, self.shape)
-        return rows.unpack(row, headers, self.shape)
+            return retrieval.unpack(row, headers, self.archive.shape)
+        return rows.unpack(row, headers, self.archive.shape)
 
     @abc.abstractmethod
     def decode(self, payload: Payload) -> Item:
@@ -117,12 +105,12 @@ class Hooks(abc.ABC, Generic[Config, Item]):
 
         Raises:
             OutOfMemory: the micro-batch does not fit.
-            OutOfTime: the run was stopped after `longest_run_s`.
+            OutOfTime: the run was stopped after `archive.longest_run_s`.
         """
         return self.engine.run(inputs)
 
     @abc.abstractmethod
-    def split(self, outputs: Outputs, items: Sequence[Item]) -> Sequence[Any]:
+    def split(self, outputs: Outputs, items: Sequence[Item]) -> Sequence[object]:
         """Divide the outputs of a micro-batch, arrays of shape (B, ...), into one result per item, in order.
 
         JSON can represent a result; numpy arrays are lists.
@@ -173,13 +161,16 @@ def decode(task: Task, payload: Payload) -> Any:
     return task.decode(Payload(value, _read_options(task, sent), payload.allowance))
 
 
-def _read_options(task: Task, sent: Mapping[str, object]) -> Any:
-    known, (config, options) = task.options_class, task._defaults  # noqa: SLF001
+def default_options(task: Task) -> tuple[object, object]:
+    """Return `Archive.defaults`: reading the settings for each item would cost more than most items."""
+    return task.config, _read_options(task, {})
+
+
+def _read_options(task: Task, sent: Mapping[str, object]) -> object:
+    known, (config, options) = task.options_class, task.archive.defaults
     if not sent and config is task.config:
         return options
     names = [each.name for each in fields(known)] if getattr(known, "has_settings", True) else []
     defaults = {name: getattr(task.config, name) for name in names if hasattr(task.config, name)}
-    options = parse_options(known, {**defaults, **sent})
-    if not sent:
-        task._defaults = task.config, options  # noqa: SLF001
-    return options
+    made: object = parse_options(known, {**defaults, **sent})
+    return made

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from handlers.engines import Engine
+from handlers.engines import Arrays, Engine
 from handlers.pipeline.micro_batches import plan_micro_batches
 from handlers.precision import comparisons
-from handlers.precision.comparisons import Array, Boxes, Comparison, Span
+from handlers.precision.comparisons import Boxes, Comparison, Floats, Span
 from handlers.probabilities import sigmoid, softmax
 from handlers.proofs import Measure, Proof
 
@@ -23,21 +23,24 @@ BATCH = 16  # items of a micro-batch: enough for speed, and in fp32 little memor
 REGRESSION = "regression"
 
 
+# The loaded task, its outputs and its items -> an answer for each item.
+Read = Callable[[Any, Arrays, Sequence[Any]], Sequence[Any]]
+
+
 class Kind(NamedTuple):
     """How the answers of a task in two precisions are compared; a task's class states its own as `answer_kind`."""
 
     measure: Measure
     least: float  # the default of the least agreement
-    # The loaded task, its outputs and its items -> an answer for each item.
-    read: Callable[[Any, Mapping[str, Any], Sequence[Any]], Sequence[Any]]
+    read: Read
     compare: Callable[[Sequence[Any], Sequence[Any]], Comparison]  # the answers in fp32, and the others
-    settings: Mapping[str, Any] = {}  # settings that replace the archive's
-    form: Callable[..., Any] = lambda part: part  # the arrays of an answer -> the answer
+    settings: Mapping[str, object] = {}  # settings that replace the archive's
+    form: Callable[..., object] = lambda part: part  # the arrays of an answer -> the answer
     has_classes: bool = False  # whether one class is right for an item, so that labels can tell the accuracy
 
 
 def answer_items(
-    task: Any, items: Sequence[Any], engine: Engine, longest_s: float = math.inf, kind: Kind | None = None
+    task: Any, items: Sequence[object], engine: Engine, longest_s: float = math.inf, kind: Kind | None = None
 ) -> list[Any]:
     """Answer items in order on an engine: the first, in which it prepares itself, and what ends within `longest_s`."""
     kind = kind or kind_of(task)
@@ -61,13 +64,13 @@ def answer_items(
 
 def run_items(
     task: Any,
-    items: Sequence[Any],
-    read: Callable[[Any, Mapping[str, Any], Sequence[Any]], Sequence[Any]],
+    items: Sequence[object],
+    read: Read,
     max_items: int,
     max_tokens: int | None = None,
 ) -> list[Any]:
     """Run items in micro-batches, and return one answer for each, in order."""
-    answers: dict[int, Any] = {}
+    answers: dict[int, object] = {}
     for indices in plan_micro_batches([task.cost(item) for item in items], max_items, max_tokens):
         some = [items[index] for index in indices]
         outputs = task.forward(task.collate(some), some)
@@ -108,18 +111,18 @@ def _is_finite(answer: object) -> bool:
     return all(np.isfinite(part).all() for part in parts if part.dtype.kind == "f")
 
 
-def read_labels(task: Any, outputs: Mapping[str, Any], items: Sequence[Any]) -> list[Array]:  # noqa: ARG001
+def read_labels(task: Any, outputs: Arrays, items: Sequence[object]) -> list[Floats]:  # noqa: ARG001
     if task.function != "sigmoid":
         # Raw scores, which an archive may return, have the order of their probabilities.
         return [row[None] for row in softmax(outputs["logits"])]
     return [np.stack([1 - row, row], axis=1) for row in sigmoid(outputs["logits"])]
 
 
-def read_vectors(task: Any, outputs: Mapping[str, Any], items: Sequence[Any]) -> list[Array]:
+def read_vectors(task: Any, outputs: Arrays, items: Sequence[object]) -> list[Floats]:
     return [np.asarray(vector) for vector in task.split(outputs, items)]
 
 
-def read_numbers(task: Any, outputs: Mapping[str, Any], items: Sequence[Any]) -> list[Array]:  # noqa: ARG001
+def read_numbers(task: object, outputs: Arrays, items: Sequence[object]) -> list[Floats]:  # noqa: ARG001
     return list(outputs["logits"])
 
 

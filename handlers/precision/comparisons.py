@@ -11,9 +11,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from handlers.aliases import Array
 from handlers.probabilities import sigmoid
 
-Array = NDArray[np.floating[Any]]
+Floats = NDArray[np.floating[Any]]
 
 LEAD = 0.2  # a sample counts if fp32's first label has this much more probability than its second
 SURE = 0.5  # the least score, in fp32, of a box that the other precision must find
@@ -32,9 +33,9 @@ class Span(NamedTuple):
 class Boxes(NamedTuple):
     """The boxes of an image: (N,) class names, (N,) scores, (N, 4) corners."""
 
-    labels: NDArray[Any]
-    scores: Array
-    corners: Array
+    labels: Array
+    scores: Floats
+    corners: Floats
 
 
 class Comparison(NamedTuple):
@@ -44,7 +45,7 @@ class Comparison(NamedTuple):
     detail: str = ""
 
 
-def compare_rows(exact: Sequence[Array], others: Sequence[Array]) -> Comparison:
+def compare_rows(exact: Sequence[Floats], others: Sequence[Floats]) -> Comparison:
     """Return the share of clear rows that keep their likeliest class; the detail is its mean change of probability."""
     ours, theirs = np.concatenate(exact), np.concatenate(others)
     best = ours.argmax(axis=1)
@@ -61,7 +62,7 @@ def _summarise(is_same: NDArray[np.bool_], is_clear: NDArray[np.bool_], largest:
     return Comparison(agreement, largest, int(is_clear.sum()), detail)
 
 
-def compare_accuracy(exact: Sequence[Array], others: Sequence[Array], truths: Sequence[int]) -> Comparison:
+def compare_accuracy(exact: Sequence[Floats], others: Sequence[Floats], truths: Sequence[int]) -> Comparison:
     """Compare probabilities, (1, classes) of each item, by their accuracy over that in fp32."""
     ours, theirs = np.concatenate(exact), np.concatenate(others)
     right = [float((np.isfinite(rows).all(axis=1) & (rows.argmax(axis=1) == truths)).mean()) for rows in (ours, theirs)]
@@ -70,7 +71,7 @@ def compare_accuracy(exact: Sequence[Array], others: Sequence[Array], truths: Se
     return Comparison(agreement, float(_measure_changes(ours, theirs).max()), len(ours), detail)
 
 
-def _measure_changes(ours: Array, theirs: Array) -> Array:
+def _measure_changes(ours: Floats, theirs: Floats) -> Floats:
     """Return the change of each probability; NaN and infinity count as 1."""
     return np.where(np.isfinite(theirs), np.abs(ours - theirs), 1.0)
 
@@ -84,7 +85,7 @@ def compare_spans(exact: Sequence[Span], others: Sequence[Span]) -> Comparison:
     return _summarise(is_same, is_clear, float(changes.max()), float(changes.mean()))
 
 
-def compare_vectors(exact: Sequence[Array], others: Sequence[Array]) -> Comparison:
+def compare_vectors(exact: Sequence[Floats], others: Sequence[Floats]) -> Comparison:
     """Compare vectors, (D,) of each item, and their similarities to each other; the change is 1 - the least cosine."""
     ours, theirs = (np.stack(each).astype(np.float64) for each in (exact, others))
     with np.errstate(all="ignore"):
@@ -111,7 +112,7 @@ def compare_boxes(exact: Sequence[Boxes], others: Sequence[Boxes]) -> Comparison
     return Comparison(float(np.mean(precisions or [0.0])), missed / max(1, sure), sure, f"{len(classes)} classes")
 
 
-def _find_hits(ours: Sequence[Array], theirs: Sequence[tuple[Array, Array]], overlap: float) -> NDArray[np.bool_]:
+def _find_hits(ours: Sequence[Floats], theirs: Sequence[tuple[Floats, Floats]], overlap: float) -> NDArray[np.bool_]:
     """Return whether each of their boxes, best first over all images, matches a box of ours that is still free."""
     hits, scores = [], []
     for right, (sure, corners) in zip(ours, theirs, strict=True):
@@ -126,7 +127,7 @@ def _find_hits(ours: Sequence[Array], theirs: Sequence[tuple[Array, Array]], ove
     return np.array(hits, bool)[np.argsort(-np.array(scores), kind="stable")]
 
 
-def _measure_overlaps(boxes: Array, other: Array) -> Array:
+def _measure_overlaps(boxes: Floats, other: Floats) -> Floats:
     sides = np.minimum(boxes[:, 2:], other[2:]) - np.maximum(boxes[:, :2], other[:2])
     shared = np.clip(sides, 0, None).prod(axis=1)
     union = (boxes[:, 2:] - boxes[:, :2]).prod(axis=1) + (other[2:] - other[:2]).prod() - shared
@@ -142,7 +143,7 @@ def _measure_precision(hits: NDArray[np.bool_], count: int) -> float:
     return float(np.append(best, 0.0)[at].mean())
 
 
-def compare_maps(exact: Sequence[Array], others: Sequence[Array]) -> Comparison:
+def compare_maps(exact: Sequence[Floats], others: Sequence[Floats]) -> Comparison:
     """Compare maps of classes, (H, W) of each item: the mean intersection over union of fp32's classes."""
     ours, theirs = (np.concatenate([each.ravel() for each in maps]) for maps in (exact, others))
     shared = [
@@ -153,7 +154,7 @@ def compare_maps(exact: Sequence[Array], others: Sequence[Array]) -> Comparison:
     return Comparison(float(np.mean(shared)), max(changed), len(changed))
 
 
-def compare_ranks(exact: Sequence[float] | Array, others: Sequence[float] | Array) -> Comparison:
+def compare_ranks(exact: Sequence[float] | Floats, others: Sequence[float] | Floats) -> Comparison:
     """Compare scores of pairs by the correlation of their ranks; the change is of their sigmoids."""
     ours, theirs = np.array(exact, np.float64), np.array(others, np.float64)
     if len(ours) < 2 or not np.isfinite([ours, theirs]).all():
@@ -164,7 +165,7 @@ def compare_ranks(exact: Sequence[float] | Array, others: Sequence[float] | Arra
     return Comparison(float(correlation), float(np.abs(sigmoid(ours) - sigmoid(theirs)).max()), len(ours))
 
 
-def compare_values(exact: Sequence[Array], others: Sequence[Array]) -> Comparison:
+def compare_values(exact: Sequence[Floats], others: Sequence[Floats]) -> Comparison:
     """Compare numbers, (labels,) of each item, by their largest change as a share of their label's deviation."""
     ours, theirs = np.stack(exact), np.stack(others)
     # Without a deviation, such as that of one sample, by their size.

@@ -28,7 +28,7 @@ class Samples:
     place: str  # where the archive's proofs were made; see `name_place`
     least: float | None  # the required agreement; None for the kind's default
     payloads: Sequence[Payload]
-    answers: Sequence[Any]  # in fp32
+    answers: Sequence[object]  # in fp32
 
     def write(self, path: Path) -> None:
         """Write as many samples as MOST_BYTES have room for."""

@@ -13,11 +13,12 @@ from typing import Any, ClassVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from handlers.aliases import Array, JsonObject
 from handlers.errors import ItemError, WrongOutput
 from handlers.probabilities import sigmoid
-from handlers.protocol.quantization import quantize
 from handlers.protocol.responses import Response, encode, encode_padded
 from handlers.protocol.statuses import meaning_of
+from handlers.protocol.tensors import quantize
 from handlers.protocol.wire import SHOULD_RETRY_HEADER
 
 CONFLICT = 409  # the status of another vector space
@@ -25,7 +26,7 @@ BUSY = 503  # the status of an overload, which clients may retry
 _FIELD = re.compile(r"(?:Options: )?([A-Za-z_.]+): ")  # the start of a message that names a field
 
 
-def error_document(status: int, code: str, message: str, param: str | None, api: str = "") -> Mapping[str, Any]:
+def error_document(status: int, code: str, message: str, param: str | None, api: str = "") -> Mapping[str, object]:
     """Return an error in OpenAI's form, or in Cohere's."""
     if api.startswith("cohere"):
         return {"message": message}
@@ -84,8 +85,8 @@ class Embeddings(Answer):
     """Vectors, in the order of their texts."""
 
     is_base64: bool = False  # little-endian
-    dtype: str = "float"  # one of quantization.DTYPES
-    ranges: Any = None  # of int8 and uint8
+    dtype: str = "float"  # one of tensors.VECTOR_DTYPES
+    ranges: Array | None = None  # of int8 and uint8
     is_scaled: bool = False  # to unit length
     is_late: bool = False  # whether the items are texts with a vector for each chunk
     items = ("text", "image")
@@ -145,7 +146,7 @@ class Pooling(Answer):
     items = ("text",)
     key = "input"
 
-    def document(self, results: Sequence[Any]) -> Any:
+    def document(self, results: Sequence[object]) -> Any:
         found = [check_matrix(each) for each in results]
         written = [encode_base64([each.astype(self.dtype)])[0] for each in found] if self.dtype else found
         data = [
@@ -156,7 +157,7 @@ class Pooling(Answer):
         return {**about, "data": data, "usage": _usage(self.tokens)}
 
 
-def check_matrix(result: Any) -> NDArray[np.float32]:
+def check_matrix(result: object) -> NDArray[np.float32]:
     """Return the vectors of a text's tokens, (T, E) little-endian; WrongOutput if one is not finite."""
     matrix: NDArray[np.float32] = np.asarray(result["colbert_vecs"] if isinstance(result, Mapping) else result, "<f4")
     if not np.isfinite(matrix).all():
@@ -174,10 +175,10 @@ class Ranking(Answer):
     items = ("document", "text")
     key = "documents"
 
-    def score(self, results: Sequence[Any]) -> NDArray[Any]:
+    def score(self, results: Sequence[Any]) -> Array:
         return np.array([result["score"] for result in results])
 
-    def document(self, results: Sequence[Any]) -> Any:
+    def document(self, results: Sequence[object]) -> Any:
         scores = self.score(results)
         if not np.isfinite(scores).all():
             raise WrongOutput("relevance_score: the model returned NaN or infinity.")
@@ -210,19 +211,19 @@ class LateRanking(Ranking):
         # Only the documents have an index in a message.
         return Answer.pack(self, results[1:] if errors else results)
 
-    def score(self, results: Sequence[Any]) -> NDArray[Any]:
+    def score(self, results: Sequence[object]) -> Array:
         query, *documents = map(check_matrix, results)
         sums = [(query @ each.T).max(1).sum() if len(each) else 0.0 for each in documents]
         return np.array(sums) / (len(query) if self.is_mean else 1)
 
 
-def embedding_list(written: Sequence[Any], model: str, tokens: int) -> Mapping[str, Any]:
+def embedding_list(written: Sequence[object], model: str, tokens: int) -> JsonObject:
     """Return OpenAI's list of embeddings."""
     data = [{"object": "embedding", "index": index, "embedding": each} for index, each in enumerate(written)]
     return {"object": "list", "data": data, "model": model, "usage": _usage(tokens)}
 
 
-def encode_base64(vectors: Sequence[NDArray[Any]] | NDArray[Any]) -> list[str]:
+def encode_base64(vectors: Sequence[Array] | Array) -> list[str]:
     """Return the bytes of each row."""
     return [base64.b64encode(row.tobytes()).decode() for row in vectors]
 

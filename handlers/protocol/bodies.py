@@ -41,7 +41,7 @@ CHARSETS = re.compile(
 class BodyInfo:
     """The options and the media type of a body."""
 
-    options: Mapping[str, Any]  # the other fields of its form
+    options: Mapping[str, object]  # the other fields of its form
     content_type: str  # the media type, in lower case and without parameters; "" if its client stated none
     reader: Reader = "unknown"
     is_piped: bool = False  # whether its client expects the answers of transformers' pipelines
@@ -64,7 +64,7 @@ def decode(body: bytes | bytearray, charset: str) -> str:
         raise UnsupportedMedia("The character set of Content-Type is not supported; send UTF-8.") from None
 
 
-def form_value(value: Any) -> Any:
+def form_value(value: Any) -> object:
     """Read a value of a form: `top_k=3` is a number."""
     try:
         return json.loads(value)
@@ -72,7 +72,7 @@ def form_value(value: Any) -> Any:
         return value.decode("utf-8", "replace") if isinstance(value, bytes | bytearray) else value
 
 
-def parse_json(body: bytes | bytearray | memoryview | str) -> Any:
+def parse_json(body: bytes | bytearray | memoryview | str) -> object:
     """Read JSON, without the byte order mark that RFC 8259, section 8.1, allows to skip."""
     if len(body) > MOST_CONTAINERS:
         _check_containers(bytes(body) if isinstance(body, memoryview) else body)
@@ -94,7 +94,7 @@ def _check_containers(body: bytes | bytearray | str) -> None:
         raise BodyTooLarge(f"The body has more than {MOST_CONTAINERS} lists and objects.")
 
 
-def parse_api(body: bytes | bytearray | memoryview | str) -> Any:
+def parse_api(body: bytes | bytearray | memoryview | str) -> object:
     """Read JSON whose "model" a gateway reads too: a second one, maybe escaped, could name another model."""
     document = parse_json(body)
     raw = body.encode("utf-8", "surrogatepass") if isinstance(body, str) else bytes(body)
@@ -108,7 +108,7 @@ def parse_api(body: bytes | bytearray | memoryview | str) -> Any:
     return document
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> None:
+def _unique(pairs: list[tuple[str, object]]) -> None:
     if sum(name == "model" for name, _ in pairs) > 1:
         raise InvalidBody("model: the body has it twice.")
 

@@ -8,12 +8,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from handlers.aliases import JsonObject
 from handlers.errors import InvalidBody, InvalidOption
 from handlers.protocol.api_forms import Embeddings, encode_base64
-from handlers.protocol.quantization import DTYPES, quantize
+from handlers.protocol.tensors import VECTOR_DTYPES, quantize
 
-TYPES = (*DTYPES, "base64")
-TRUNCATE: Mapping[str, Mapping[str, Any]] = {
+TYPES = (*VECTOR_DTYPES, "base64")
+TRUNCATE: Mapping[str, Mapping[str, object]] = {
     "NONE": {"truncation": False},
     "START": {"truncation": True, "truncation_side": "left"},
     "END": {"truncation": True, "truncation_side": "right"},
@@ -32,7 +33,7 @@ class Asked(NamedTuple):
 NOTHING = Asked((), (), "")
 
 
-def read(sent: dict[str, Any], aliases: dict[str, str], version: str) -> Asked:
+def read(sent: JsonObject, aliases: dict[str, str], version: str) -> Asked:
     """Replace Cohere's fields by ours."""
     field, *more = [name for name in FIELDS if name in sent] or [FIELDS[0]]
     given = sent.pop(field, None)
@@ -53,7 +54,7 @@ def read(sent: dict[str, Any], aliases: dict[str, str], version: str) -> Asked:
     return Asked(types, given if kind == "text" else [], version)
 
 
-def _read_content(item: object) -> Mapping[str, Any]:
+def _read_content(item: object) -> Mapping[str, object]:
     """Read {"content": [part]}."""
     match item:
         case {"content": [{"type": "text", "text": text}]}:

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from handlers.aliases import Array
 from handlers.errors import EmptyInput, InvalidBody, InvalidInput, InvalidText, ItemError, TooManyInstances, show_name
 from handlers.protocol.bodies import BodyInfo, check_count
 from handlers.protocol.requests import Payload, Payloads, Request
@@ -36,7 +36,7 @@ def instances_of(
     document: Mapping[str, object],
     options: Mapping[str, object],
     most: int,
-    read: Callable[[Any, Mapping[str, Any]], Payload],
+    read: Callable[[object, Mapping[str, object]], Payload],
     form: Form,
 ) -> Request:
     """Read {"instances": [...]}; a wrong instance is an item's error."""
@@ -111,7 +111,7 @@ class Fields:
         own = {name: value[name] for name in value if name not in self.inputs}
         return Payload(inputs, {**shared, **own})
 
-    def of_tensors(self, tensors: Mapping[str, NDArray[Any]], options: Mapping[str, object]) -> Payloads:
+    def of_tensors(self, tensors: Mapping[str, Array], options: Mapping[str, object]) -> Payloads:
         inputs = self._inputs_of(tensors)
         columns = {
             name: _column(name, array, self.item_dimensions if name in inputs and array.dtype.kind != "O" else 0)
@@ -160,7 +160,7 @@ class Fields:
         return Payload(row, options)
 
 
-def _column(name: str, array: NDArray[Any], dimensions: int) -> NDArray[Any]:
+def _column(name: str, array: Array, dimensions: int) -> Array:
     """Return an array whose rows are items of `dimensions` dimensions: (B, ...), or (B,) for none."""
     if array.dtype == BF16:
         array = from_bfloat16(array)

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 from google.protobuf.message import DecodeError
-from numpy.typing import NDArray
 
+from handlers.aliases import Array, DType
 from handlers.errors import InvalidBody, ItemError, MalformedMessage, MalformedTensor
 from handlers.protocol import open_inference, tensors
 from handlers.protocol.codings import decompress
@@ -54,7 +54,7 @@ class GrpcInference(Inference):
     def _failed(self, error: ItemError) -> Response:
         return GrpcErrors().pack([error])
 
-    def _write(self, arrays: Mapping[str, tuple[NDArray[Any], bool]]) -> Response:
+    def _write(self, arrays: Mapping[str, tuple[Array, bool]]) -> Response:
         message = ModelInferResponse(
             model_name=self.model.name,
             model_version=self.model.version or "",
@@ -79,7 +79,7 @@ def read(message: ModelInferRequest, model: Model) -> InferRequest:
     if raw and len(raw) != len(inputs):
         raise MalformedTensor(f"raw_input_contents has {len(raw)} tensors; there are {len(inputs)} inputs.")
 
-    def data(index: int, tensor: Mapping[str, Any], dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+    def data(index: int, tensor: Mapping[str, Any], dtype: DType, shape: tuple[int, ...]) -> Array:
         if not raw:
             return _from_contents(tensor["datatype"], dtype, shape, inputs[index].contents)
         if inputs[index].HasField("contents"):
@@ -166,13 +166,13 @@ def _to_varint(value: int) -> bytes:
     return bytes(written)
 
 
-def _parameters(part: Any) -> dict[str, Any]:
+def _parameters(part: Any) -> dict[str, object]:
     """Return the parameters of a message; None for one without a value."""
     chosen = {name: parameter.WhichOneof("parameter_choice") for name, parameter in part.parameters.items()}
     return {name: kind and getattr(part.parameters[name], kind) for name, kind in chosen.items()}
 
 
-def _from_contents(datatype: str, dtype: np.dtype[Any], shape: tuple[int, ...], contents: object) -> NDArray[Any]:
+def _from_contents(datatype: str, dtype: DType, shape: tuple[int, ...], contents: object) -> Array:
     """Read a typed tensor; elements of BYTES are bytes, as in raw tensors."""
     name = _CONTENTS.get(datatype)
     if name is None:

@@ -3,7 +3,6 @@
 import re
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any
 
 CHARSET = re.compile(r"(?:^|;)\s*charset\s*=\s*[\"']?([^;\"'\s]*)")
 UTF8_CHARSETS = ("", "utf-8", "utf8")
@@ -14,7 +13,7 @@ class Headers(dict[str, str]):
 
     __slots__ = ("sent", "types")
 
-    sent: Mapping[str, Any]
+    sent: Mapping[str, object]
 
     types: Mapping[str, str]  # the content type of each field of its form, or of its body, by the field's name
 

@@ -13,9 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
+from handlers.aliases import Array, DType, JsonObject
 from handlers.errors import InvalidBody, ItemError, MalformedTensor, show_name
 from handlers.protocol import tensors
 from handlers.protocol.bodies import is_inference
@@ -23,7 +21,7 @@ from handlers.protocol.output_tensors import ERROR, Model, errors_of
 from handlers.protocol.responses import Response, encode, encode_padded
 from handlers.protocol.wire import BINARY, LENGTH_HEADER, MESSAGE_FIELDS
 
-# Parameters with the meaning of the headers X-Priority and X-Timeout-Ms; handlers.protocol.terms reads them.
+# Parameters with the meaning of the headers X-Priority and X-Timeout-Ms; handlers.protocol.requests reads them.
 TERMS_PARAMETERS = frozenset({"priority", "timeout"})
 # Parameters of the protocol and of Triton's scheduler, and the two that MLServer's clients always send. All others are
 # options of the task.
@@ -32,7 +30,7 @@ PROTOCOL_PARAMETERS |= {"sequence_id", "sequence_start", "sequence_end"}
 TRITON_PREFIX = "triton_"
 
 # The position of a tensor among the inputs, the tensor as sent, its dtype and shape -> its data as an array.
-ReadData = Callable[[int, Mapping[str, Any], np.dtype[Any], tuple[int, ...]], NDArray[Any]]
+ReadData = Callable[[int, Mapping[str, Any], DType, tuple[int, ...]], Array]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +52,7 @@ class Inference:
             return self._failed(ItemError.of(unknown))
         return self._write(outputs)
 
-    def _outputs(self, results: Sequence[object]) -> dict[str, tuple[NDArray[Any], bool]]:
+    def _outputs(self, results: Sequence[object]) -> dict[str, tuple[Array, bool]]:
         """Return the tensors that the client wants, in its order, by name, and whether each is binary."""
         arrays = self.model.arrays(results)
         wanted = dict(self.wanted) or dict.fromkeys(arrays, self.is_binary)
@@ -71,15 +69,15 @@ class Inference:
         """Write the error of a request without any result."""
         return Response(error.code, encode({"error": error.message}))
 
-    def _write(self, arrays: Mapping[str, tuple[NDArray[Any], bool]]) -> Response:
-        document: dict[str, Any] = {"model_name": self.model.name}
+    def _write(self, arrays: Mapping[str, tuple[Array, bool]]) -> Response:
+        document: JsonObject = {"model_name": self.model.name}
         if self.model.version is not None:
             document["model_version"] = self.model.version
         if self.id is not None:
             document["id"] = self.id
         document["outputs"], binary = [], []
         for name, (array, is_binary) in arrays.items():
-            content: dict[str, Any]
+            content: JsonObject
             if is_binary:
                 binary.append(tensors.to_binary(array))
                 content = {"parameters": {"binary_data_size": len(binary[-1])}}
@@ -95,10 +93,10 @@ class Inference:
 
 @dataclass(frozen=True, slots=True)
 class InferRequest:
-    tensors: Mapping[str, NDArray[Any]]
+    tensors: Mapping[str, Array]
     parameters: Mapping[str, Any]  # the options of all items
     form: Inference
-    terms: Mapping[str, Any] = field(default_factory=dict)  # TERMS_PARAMETERS that the client sent, unchecked
+    terms: Mapping[str, object] = field(default_factory=dict)  # TERMS_PARAMETERS that the client sent, unchecked
 
 
 def split(body: bytes | bytearray | str, header: str) -> tuple[memoryview, memoryview]:
@@ -114,7 +112,7 @@ def read_json(document: object, binary: memoryview, model: Model) -> InferReques
     """Read a request from the parsed JSON document and the bytes behind it."""
     left = binary
 
-    def data(_: int, tensor: Mapping[str, object], dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+    def data(_: int, tensor: Mapping[str, object], dtype: DType, shape: tuple[int, ...]) -> Array:
         nonlocal left
         if "binary_data_size" not in (parameters := _parameters(tensor)):
             return tensors.from_json(dtype, shape, tensor.get("data"))
@@ -138,7 +136,7 @@ def read(document: Any, read_data: ReadData, form: type[Inference], model: Model
         raise InvalidBody('"inputs" must be a list of tensors, at least one.')
     if len(document["inputs"]) > MESSAGE_FIELDS:
         raise InvalidBody(f'"inputs" has more than {MESSAGE_FIELDS} tensors.')
-    arrays: dict[str, NDArray[Any]] = {}
+    arrays: dict[str, Array] = {}
     for index, tensor in enumerate(document["inputs"]):
         place = f"Input {index}"
         try:
@@ -208,7 +206,7 @@ def _name(tensor: object) -> str:
     return str(tensor["name"])
 
 
-def _parameters(part: Mapping[str, object]) -> Mapping[str, Any]:
+def _parameters(part: Mapping[str, object]) -> Mapping[str, object]:
     parameters = part.get("parameters")
     if not isinstance(parameters, Mapping | None):
         raise InvalidBody('"parameters" must be an object.')

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from handlers.aliases import Array
 from handlers.errors import InvalidOption, ItemError, WrongOutput
 from handlers.protocol.metadata import TensorMetadata
 from handlers.protocol.responses import encode
@@ -22,11 +22,11 @@ from handlers.protocol.tensors import datatype_of, to_bfloat16
 # The output with the errors of the items; an answer has it if any item failed, or if the client names it.
 ERROR = "error"
 
-Arrays = Mapping[str, NDArray[Any]]
+Arrays = Mapping[str, Array]
 Record = Mapping[str, Any]
 
 # The value of an empty element, by `dtype.kind`; V is BF16.
-_NOTHING: dict[str, Any] = {"f": np.nan, "i": -1, "u": 0, "b": False, "O": "", "V": to_bfloat16(np.array(np.nan))}
+_NOTHING: dict[str, object] = {"f": np.nan, "i": -1, "u": 0, "b": False, "O": "", "V": to_bfloat16(np.array(np.nan))}
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ def rankings(
     `records` returns the records of one result, best first. "", NaN or -1 fills the rows of results with fewer.
     """
 
-    def arrays(results: Sequence[Any]) -> Arrays:
+    def arrays(results: Sequence[object]) -> Arrays:
         rows = [records(result) for result in results]
         return {
             name: _padded(
@@ -130,7 +130,7 @@ def _datatype(dtype: Any) -> str:
     return datatype_of(np.empty(0, dtype))
 
 
-def _padded(rows: Sequence[NDArray[Any]], fill: object) -> NDArray[Any]:
+def _padded(rows: Sequence[Array], fill: object) -> Array:
     padded = np.full((len(rows), max(map(len, rows))), fill, rows[0].dtype)
     for into, row in zip(padded, rows, strict=True):
         into[: len(row)] = row
@@ -150,7 +150,7 @@ class Model:
     # The dimension of an output that counts rows, if it is not the first.
     batch_dims: Mapping[str, int] = field(default_factory=dict)
 
-    def arrays(self, results: Sequence[object]) -> dict[str, NDArray[Any]]:
+    def arrays(self, results: Sequence[object]) -> dict[str, Array]:
         """Return the outputs by name, with a row for every item; the row of a failed item is empty."""
         is_good = np.array([not isinstance(result, ItemError) for result in results])
         arrays = dict(self.outputs.arrays([result for result in results if not isinstance(result, ItemError)]))
@@ -172,12 +172,12 @@ class Model:
         return names[0] if len(names) == 1 else None
 
 
-def errors_of(results: Sequence[object]) -> NDArray[Any]:
+def errors_of(results: Sequence[object]) -> Array:
     """Write each item's error as JSON, or "" if it has a result: (B,) objects."""
     return np.array([encode(r.to_json()) if isinstance(r, ItemError) else b"" for r in results], object)
 
 
-def _finite(name: str, array: NDArray[Any]) -> NDArray[Any]:
+def _finite(name: str, array: Array) -> Array:
     if array.dtype.kind == "f" and not np.isfinite(array).all():
         raise WrongOutput(f"{name}: the model returned NaN or infinity.")
     return array

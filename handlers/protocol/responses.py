@@ -46,7 +46,7 @@ class Response:
 class Form(Protocol):
     """The form in which the answer to a request is written."""
 
-    def pack(self, results: Sequence[object]) -> Response:
+    def pack(self, results: Sequence[Any]) -> Response:
         """Write one row's answer of an ItemError, or a value that JSON can represent, for each payload in order."""
 
 
@@ -56,9 +56,9 @@ class OneItem:
 
     # Makes a value of a result; NaN and infinity in it are written as null. Without it the result is the value, and NaN
     # or infinity is an error.
-    value_of: Callable[[Any], Any] | None = None
+    value_of: Callable[[object], Any] | None = None
 
-    def pack(self, results: Sequence[object]) -> Response:
+    def pack(self, results: Sequence[Any]) -> Response:
         (result,) = results
         if isinstance(result, ItemError):
             return Response(result.code, encode(result.to_json()))
@@ -69,9 +69,9 @@ class OneItem:
 class Instances:
     """The answer is {"predictions": [...]}; {"error": {...}} replaces the result of a failed item."""
 
-    value_of: Callable[[Any], Any] | None = None
+    value_of: Callable[[object], Any] | None = None
 
-    def pack(self, results: Sequence[object]) -> Response:
+    def pack(self, results: Sequence[Any]) -> Response:
         value_of = self.value_of or (lambda result: result)
         predictions = [{"error": r.to_json()} if isinstance(r, ItemError) else value_of(r) for r in results]
         write = encode if self.value_of is None else encode_padded
@@ -84,17 +84,17 @@ class Piped:
 
     value_of: Callable[[Any], Any] = lambda result: result
     is_nested: bool = False  # whether the answer to one input is a list of its result, as of Hugging Face's servers
-    options: Mapping[str, Any] = field(default_factory=dict)  # of items whose client sends none
+    options: Mapping[str, object] = field(default_factory=dict)  # of items whose client sends none
 
 
 @dataclass(frozen=True, slots=True)
 class PipelineForm:
     """The answer is that of transformers' pipelines, as servers of Hugging Face write it."""
 
-    inputs: Any
+    inputs: object
     piped: Piped = field(default_factory=Piped)
 
-    def pack(self, results: Sequence[object]) -> Response:
+    def pack(self, results: Sequence[Any]) -> Response:
         is_list = isinstance(self.inputs, list)
         for index, result in enumerate(results):
             if isinstance(result, ItemError):

@@ -20,6 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from handlers.aliases import Array
 from handlers.errors import (
     BodyTooLarge,
     EmptyInput,
@@ -66,8 +67,8 @@ class Shape:
     api: str | None = None  # the API of handlers.protocol.retrieval, if the task has one
     also: tuple[str, ...] = ()  # others that it has
     media_types: tuple[str, ...] = ()  # media types of bodies other than JSON and forms; see `Hooks`
-    only_values: Mapping[str, Any] = field(default_factory=dict)  # see `Hooks`
-    ranges: Any = None  # see `Hooks`
+    only_values: Mapping[str, object] = field(default_factory=dict)  # see `Hooks`
+    ranges: Array | None = None  # see `Hooks`
     is_mean: bool = False  # see `Results`
     vector_space: str = ""  # the identity of its vectors
 
@@ -127,7 +128,7 @@ def _is_protobuf(headers: Headers) -> bool:
     return content_type(headers, BODY)[0] == PROTOBUF
 
 
-def body_of(row: Mapping[str, object], headers: Headers, max_body_bytes: int) -> tuple[str, Any, BodyInfo]:
+def body_of(row: Mapping[str, object], headers: Headers, max_body_bytes: int) -> tuple[str, object, BodyInfo]:
     """Find a row's body: its field's name, its value (bytes or text, not empty, or parsed JSON), and its BodyInfo."""
     _check_row(row, headers, max_body_bytes)
     name, options = _input_field(row)
@@ -141,7 +142,7 @@ def body_of(row: Mapping[str, object], headers: Headers, max_body_bytes: int) ->
     return name, value, BodyInfo(options, media_type, reader_of(media_type), is_piped)
 
 
-def _decoded(row: Mapping[str, Any], headers: Headers, name: str) -> tuple[Any, str]:
+def _decoded(row: Mapping[str, Any], headers: Headers, name: str) -> tuple[object, str]:
     """Return a field's value, as text if it has a character set, and its media type."""
     value = row[name]
     media_type, charset = content_type(headers, name)
@@ -175,7 +176,7 @@ def _from_fields(names: set[str], row: Mapping[str, object], headers: Headers, s
     return shape.items.of_json(document, sent)
 
 
-def _field_value(name: str, value: object, media_type: str) -> Any:
+def _field_value(name: str, value: object, media_type: str) -> object:
     reader = reader_of(media_type)
     if reader == "json" and isinstance(value, bytes | bytearray | str):
         return parse_json(value)
@@ -189,7 +190,7 @@ def _field_value(name: str, value: object, media_type: str) -> Any:
     return text if reader == "text" or name in TEXT_INPUTS else form_value(text)
 
 
-def _input_field(row: Mapping[str, object]) -> tuple[str, Mapping[str, Any]]:
+def _input_field(row: Mapping[str, object]) -> tuple[str, Mapping[str, object]]:
     """Return the name of the field that contains the input, and the other fields as options."""
     if BODY in row or DATA in row:
         name = BODY if BODY in row else DATA
@@ -223,7 +224,7 @@ def _from_body(value: bytes | bytearray | str, sent: BodyInfo, shape: Shape) -> 
     return shape.items.of_body(value, sent)
 
 
-def _parsed(value: bytes | bytearray | str) -> Any:
+def _parsed(value: bytes | bytearray | str) -> object:
     """Return the JSON object or list in a body; None for any other body."""
     head = value[:_HEAD] if isinstance(value, str) else value[:_HEAD].decode("utf-8", "ignore")
     try:

@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from handlers.errors import MalformedTensor
+from handlers.aliases import Array, DType
+from handlers.errors import InvalidConfig, MalformedTensor
 
 BYTES = "BYTES"
 BF16 = np.dtype([("bf16", "<u2")])  # the upper two bytes of an FP32, as a structured dtype: numpy has none for it
@@ -40,7 +41,7 @@ MAX_SIZE = 2**31 - 1  # the most elements of a tensor, and of a dimension, even 
 _LENGTH = struct.Struct("<I")
 
 
-def read_dtype(datatype: object) -> np.dtype[Any]:
+def read_dtype(datatype: object) -> DType:
     if not isinstance(datatype, str) or datatype not in DTYPES:
         raise MalformedTensor(f'"datatype" must be one of {", ".join(DTYPES)}.')
     return DTYPES[datatype]
@@ -61,7 +62,7 @@ def read_shape(shape: object) -> tuple[int, ...]:
     return tuple(shape)
 
 
-def from_binary(dtype: np.dtype[Any], shape: tuple[int, ...], data: memoryview) -> NDArray[Any]:
+def from_binary(dtype: DType, shape: tuple[int, ...], data: memoryview) -> Array:
     """Read a binary tensor of exactly these bytes; arrays of numbers are views of them."""
     count = math.prod(shape)
     if dtype.kind == "O":
@@ -73,11 +74,11 @@ def from_binary(dtype: np.dtype[Any], shape: tuple[int, ...], data: memoryview) 
     return np.frombuffer(data, dtype).reshape(shape)
 
 
-def from_bfloat16(array: NDArray[Any]) -> NDArray[np.float32]:
+def from_bfloat16(array: Array) -> NDArray[np.float32]:
     return (array["bf16"].astype(np.uint32) << 16).view(np.float32)
 
 
-def to_bfloat16(array: NDArray[Any]) -> NDArray[Any]:
+def to_bfloat16(array: Array) -> Array:
     """Round numbers to BF16, ties to even; larger numbers become infinity, and NaN stays NaN."""
     bits = np.asarray(array, np.float32).view(np.uint32)
     rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
@@ -105,7 +106,7 @@ def _elements(data: memoryview, count: int) -> list[bytes]:
     return elements
 
 
-def from_json(dtype: np.dtype[Any], shape: tuple[int, ...], data: object) -> NDArray[Any]:
+def from_json(dtype: DType, shape: tuple[int, ...], data: object) -> Array:
     """Read a tensor's "data": a flat list, row by row, or lists nested like the shape."""
     if dtype == BF16:
         raise MalformedTensor("BF16 must be binary, with parameters.binary_data_size.")
@@ -124,14 +125,14 @@ def from_json(dtype: np.dtype[Any], shape: tuple[int, ...], data: object) -> NDA
         raise MalformedTensor(f'"data" contains a number that {_NAMES[dtype]} cannot represent.') from None
 
 
-def to_objects(data: object) -> tuple[NDArray[Any], set[type]]:
+def to_objects(data: object) -> tuple[Array, set[type]]:
     """Make an array of objects of nested lists, and return their types, too."""
     # Objects: otherwise numpy turns true into a number, and every string needs the memory of the longest.
     objects = np.array(data, object)
     return objects, set(map(type, objects.ravel().tolist()))
 
 
-def read_floats(objects: NDArray[Any], types: set[type], kind: str) -> tuple[NDArray[Any], set[type]]:
+def read_floats(objects: Array, types: set[type], kind: str) -> tuple[Array, set[type]]:
     """Turn floats without a fraction into whole numbers or booleans: generated clients have one type for numbers."""
     if float not in types or kind not in "iub":
         return objects, types
@@ -143,7 +144,7 @@ def read_floats(objects: NDArray[Any], types: set[type], kind: str) -> tuple[NDA
     return make_objects(read).reshape(objects.shape), set(map(type, read))
 
 
-def convert(objects: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
+def convert(objects: Array, dtype: DType) -> Array:
     """Convert objects of JSON_TYPES to a dtype; raise OverflowError if a number is out of its range."""
     try:
         with np.errstate(over="raise"):
@@ -152,17 +153,17 @@ def convert(objects: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
         raise OverflowError from error
 
 
-def datatype_of(array: NDArray[Any]) -> str:
+def datatype_of(array: Array) -> str:
     return _NAMES[BF16 if array.dtype == BF16 else array.dtype.newbyteorder("<")]
 
 
-def to_binary(array: NDArray[Any]) -> bytes:
+def to_binary(array: Array) -> bytes:
     if array.dtype.kind == "O":
         return b"".join(_LENGTH.pack(len(element)) + element for element in encode_elements(array))
     return array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
 
 
-def to_json(array: NDArray[Any]) -> Sequence[Any] | NDArray[Any]:
+def to_json(array: Array) -> Sequence[object] | Array:
     """Return a tensor's "data", flat, for an encoder that accepts arrays; invalid UTF-8 is replaced."""
     if array.dtype == BF16:
         array = from_bfloat16(array)
@@ -171,11 +172,37 @@ def to_json(array: NDArray[Any]) -> Sequence[Any] | NDArray[Any]:
     return np.ascontiguousarray(array).ravel()
 
 
-def encode_elements(array: NDArray[Any]) -> list[bytes]:
+def encode_elements(array: Array) -> list[bytes]:
     """Return the elements of BYTES, row by row; text as UTF-8."""
     return [element.encode() if isinstance(element, str) else element for element in array.ravel()]
 
 
-def make_objects(elements: Sequence[object]) -> NDArray[Any]:
+def make_objects(elements: Sequence[object]) -> Array:
     """Make a one-dimensional array of elements of any type."""
     return np.fromiter(elements, object, len(elements))
+
+
+VECTOR_DTYPES = ("float", "int8", "uint8", "binary", "ubinary")
+
+
+def read_ranges(given: Sequence[Any] | None, size: int) -> NDArray[np.float32] | None:
+    """Read the least and the greatest value of int8 and uint8, (2, D): each is one number, or one a dimension."""
+    try:
+        bounds = None if given is None else [np.broadcast_to(np.float32(bound), size) for bound in given]
+    except ValueError:
+        raise InvalidConfig(f"int8_ranges: each list must have {size} numbers, one for each dimension") from None
+    if bounds is not None and not (bounds[0] < bounds[1]).all():
+        raise InvalidConfig("int8_ranges: each least value must be below its greatest")
+    return None if bounds is None else np.stack(bounds)
+
+
+def quantize(vectors: NDArray[np.float32], dtype: str, ranges: Any) -> Array:
+    """Convert vectors, (B, D), to one of VECTOR_DTYPES; `binary` and `ubinary` have eight dimensions in a byte."""
+    if dtype == "float":
+        return vectors
+    if dtype in ("binary", "ubinary"):
+        packed = np.packbits(vectors > 0, axis=-1)
+        return (packed - 128).astype(np.int8) if dtype == "binary" else packed
+    least, greatest = ranges[:, : vectors.shape[1]]
+    levels: NDArray[np.float32] = np.clip(np.floor((vectors - least) / ((greatest - least) / 255)), 0, 255)
+    return levels.astype(np.uint8) if dtype == "uint8" else (levels - 128).astype(np.int8)

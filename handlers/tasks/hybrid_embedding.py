@@ -40,16 +40,16 @@ class HybridEmbeddingHandler(TokensHandler[HybridConfig, Sentence]):
     options_class = HybridOptions
     results = Results(api="embeddings", also=("sparse", "pooling", "rerank"), is_mean=True, only={"return_dense": True})
 
-    def check(self, options: Any) -> None:
+    def check(self, options: object) -> None:
         if not any(getattr(options, name) for name in PARTS):
             raise InvalidOption(f"return_dense: false needs another part: {', '.join([*PARTS][1:])}.")
 
-    def split(self, outputs: Outputs, items: Sequence[Sentence]) -> Sequence[Any]:
+    def split(self, outputs: Outputs, items: Sequence[Sentence]) -> Sequence[object]:
         """Return the parts that each item's client asks for."""
         return [self._parts(outputs, at, item) for at, item in enumerate(items)]
 
-    def _parts(self, outputs: Outputs, at: int, item: Sentence) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+    def _parts(self, outputs: Outputs, at: int, item: Sentence) -> dict[str, object]:
+        found: dict[str, object] = {}
         if item.options.return_dense:
             found["dense_vecs"] = outputs["dense"][at]
         if item.options.return_sparse:

@@ -34,7 +34,7 @@ class ImageClassificationHandler(ImageHandler[ImageClassificationConfig]):
         self.function = "softmax"
         if self.config.arch is None:
             # The import of transformers would take seconds, for one setting of the model.
-            settings = json.loads((self.checkpoint_dir / "config.json").read_text(encoding="utf-8"))
+            settings = json.loads((self.archive.checkpoint_dir / "config.json").read_text(encoding="utf-8"))
             self.function = function_of(settings.get("problem_type"), len(self.labels))
         return engine
 
@@ -48,14 +48,14 @@ class ImageClassificationHandler(ImageHandler[ImageClassificationConfig]):
 
         arch, preprocessing = self.config.arch, self.preprocessing
         if arch is None:
-            network = load_classifier(self.checkpoint_dir, preprocessing)
+            network = load_classifier(self.archive.checkpoint_dir, preprocessing)
         else:
-            state = read_state(self.model_dir / "model.pt")
+            state = read_state(self.archive.model_dir / "model.pt")
             network = build_torchvision(state, arch, len(self.labels), preprocessing)
-        network.classifier.to(dtype_for(self.device, self.config.precision), memory_format=torch.channels_last)
+        network.classifier.to(dtype_for(self.archive.device, self.config.precision), memory_format=torch.channels_last)
         return network, ["logits"]
 
-    def split(self, outputs: Outputs, items: Sequence[DecodedImage]) -> Sequence[Any]:
+    def split(self, outputs: Outputs, items: Sequence[DecodedImage]) -> Sequence[object]:
         """Turn `logits`, (B, classes), into {label: score} for each item: its `top_k` likeliest, likeliest first."""
         asked = [item.options.function_to_apply or self.function for item in items]
         probabilities = scores_of_rows(outputs["logits"], asked)

@@ -10,20 +10,24 @@ from handlers.archive_files import GRAPH
 from handlers.engines import Arrays, Engine, Outputs
 from handlers.engines.openvino import OpenVinoEngine
 from handlers.errors import InvalidBody, InvalidInput, ItemError, WorkTooLarge
-from handlers.image_text.config import ImageTextEmbeddingConfig, ImageTextEmbeddingOptions
+from handlers.image_text.config import (
+    TEXT_GRAPH,
+    UNMASKED,
+    ImageTextEmbeddingConfig,
+    ImageTextEmbeddingOptions,
+    read_family,
+)
 from handlers.image_text.engines import TowerEngines, TowerGraphs
-from handlers.image_text.families import TEXT_GRAPH, UNMASKED, read_family
 from handlers.pipeline.micro_batches import Cost
 from handlers.pipeline.values import Inputs, Results
 from handlers.precision import answers
 from handlers.protocol.output_tensors import vectors
-from handlers.protocol.quantization import read_ranges
 from handlers.protocol.requests import Payload
+from handlers.protocol.tensors import read_ranges
 from handlers.text.handler import TextHandler
 from handlers.text.sentence_files import Dimensions
-from handlers.vision.encoding import make_grey_jpeg
 from handlers.vision.handler import IMAGE_TENSORS, IMAGES, DecodedImage
-from handlers.vision.images import decode_image
+from handlers.vision.images import decode_image, make_grey_jpeg
 from handlers.vision.preprocessing import Preprocessing
 
 
@@ -43,13 +47,13 @@ class ImageTextEmbeddingHandler(TextHandler[ImageTextEmbeddingConfig, Any]):
     results = Results(view="vector", api="embeddings", only={"normalized": True})
 
     def load(self) -> Engine:
-        self.tokenizer, model = read_family(self.checkpoint_dir)
-        self.preprocessing = Preprocessing.read(self.model_dir)
+        self.tokenizer, model = read_family(self.archive.checkpoint_dir)
+        self.preprocessing = Preprocessing.read(self.archive.model_dir)
         vision = getattr(model, "vision_config", model)
         width, height = self.preprocessing.size or (0, 0)
         self.patches = (width // vision.patch_size) * (height // vision.patch_size)
         size = getattr(model, "projection_dim", vision.hidden_size)
-        self.dimensions = Dimensions.read(self.checkpoint_dir, size, is_any=self.config.is_matryoshka)
+        self.dimensions = Dimensions.read(self.archive.checkpoint_dir, size, is_any=self.config.is_matryoshka)
         ranges = read_ranges(self.config.int8_ranges, size)
         self.results = replace(self.results, tensors=vectors("embedding", size), ranges=ranges)
         if self.tokenizer is not None:
@@ -62,19 +66,21 @@ class ImageTextEmbeddingHandler(TextHandler[ImageTextEmbeddingConfig, Any]):
 
     def _load_engine(self) -> Engine:
         config, has_text = self.config, self._has_text
-        if not self.uses_torch:
-            graphs = [self.model_dir / name for name in ((GRAPH, TEXT_GRAPH) if has_text else (GRAPH,))]
+        if not self.archive.uses_torch(self.config):
+            graphs = [self.archive.model_dir / name for name in ((GRAPH, TEXT_GRAPH) if has_text else (GRAPH,))]
             settings: Any = {"precision": config.precision, "threads": config.threads}
             return TowerGraphs([OpenVinoEngine(graph, **settings) for graph in graphs])
         from handlers.engines.torch import TorchEngine, dtype_for  # noqa: PLC0415
         from handlers.image_text.towers import load_towers  # noqa: PLC0415
 
-        towers, outputs = load_towers(self.checkpoint_dir, self.preprocessing), ["embeddings"]
-        image = towers.image.to(self.device, dtype_for(self.device, config.precision))
-        engines = [TorchEngine(image, self.device, ["pixels"], outputs, config.threads)]
+        towers, outputs = load_towers(self.archive.checkpoint_dir, self.preprocessing), ["embeddings"]
+        image = towers.image.to(self.archive.device, dtype_for(self.archive.device, config.precision))
+        engines = [TorchEngine(image, self.archive.device, ["pixels"], outputs, config.threads)]
         if towers.text is not None:
             # Both towers are parts of one model, which is on its device already.
-            engines.append(TorchEngine(towers.text, self.device, towers.text.input_names, outputs, config.threads))
+            engines.append(
+                TorchEngine(towers.text, self.archive.device, towers.text.input_names, outputs, config.threads)
+            )
         return TowerEngines(engines)
 
     @property
@@ -134,6 +140,6 @@ class ImageTextEmbeddingHandler(TextHandler[ImageTextEmbeddingConfig, Any]):
         image, *texts = items
         return [self.collate([image]), *(super().examples(texts) if texts else ())]
 
-    def split(self, outputs: Outputs, items: Sequence[Any]) -> Sequence[Any]:
+    def split(self, outputs: Outputs, items: Sequence[Any]) -> Sequence[object]:
         """Return each item's row of `embeddings`, (B, D) float32."""
         return self.dimensions.cut(outputs["embeddings"], [item.options.dimensions for item in items])

@@ -1,7 +1,6 @@
 """Language identification: a text becomes labels with scores, by a fastText model."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -28,7 +27,11 @@ class LanguageIdHandler(BatchHandler[LanguageIdConfig, Text[LanguageIdOptions]])
     results = Results(rankings(LABELS), Piped(is_nested=True), view="languages")
 
     def load(self) -> Engine:
-        found = [path for path in (self.model_dir / "model.ftz", self.model_dir / "model.bin") if path.is_file()]
+        found = [
+            path
+            for path in (self.archive.model_dir / "model.ftz", self.archive.model_dir / "model.bin")
+            if path.is_file()
+        ]
         if not found:
             raise InvalidConfig("this archive lacks model.ftz and model.bin; build it again")
         return FastTextEngine(found[0])
@@ -49,12 +52,14 @@ class LanguageIdHandler(BatchHandler[LanguageIdConfig, Text[LanguageIdOptions]])
             "top_k": np.array([item.options.top_k or self.config.top_k for item in items]),
         }
 
-    def split(self, outputs: Outputs, items: Sequence[Text[LanguageIdOptions]]) -> Sequence[Any]:
+    def split(self, outputs: Outputs, items: Sequence[Text[LanguageIdOptions]]) -> Sequence[object]:
         """Turn labels and scores, (B,) each, into [{"label", "score"}, ...] per item, likeliest first."""
         rows = zip(outputs["labels"], outputs["scores"], items, strict=True)
         return [self._predictions(labels, scores, item.options) for labels, scores, item in rows]
 
-    def _predictions(self, labels: Sequence[str], scores: Sequence[float], options: LanguageIdOptions) -> Sequence[Any]:
+    def _predictions(
+        self, labels: Sequence[str], scores: Sequence[float], options: LanguageIdOptions
+    ) -> Sequence[object]:
         has_prefix = self.config.label_prefix if options.label_prefix is None else options.label_prefix
         threshold = self.config.threshold if options.threshold is None else options.threshold
         return [

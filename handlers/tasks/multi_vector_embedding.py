@@ -5,6 +5,7 @@ from dataclasses import replace
 from itertools import chain
 from typing import Any
 
+from handlers.aliases import Array
 from handlers.engines import Engine, Outputs
 from handlers.pipeline.values import Results
 from handlers.precision.answers import Kind
@@ -21,7 +22,7 @@ def read_vectors(task: Any, outputs: Outputs, items: Sequence[Sentence]) -> list
     return list(task.split(outputs, items))
 
 
-def compare_tokens(exact: Sequence[Any], others: Sequence[Any]) -> Comparison:
+def compare_tokens(exact: Sequence[Array], others: Sequence[Array]) -> Comparison:
     return compare_vectors([*chain(*exact)], [*chain(*others)])
 
 
@@ -40,6 +41,6 @@ class MultiVectorEmbeddingHandler(TokensHandler[LateConfig, Sentence]):
         self.results = replace(self.results, is_mean=self.late.is_mean)
         return engine
 
-    def split(self, outputs: Outputs, items: Sequence[Sentence]) -> Sequence[Any]:
+    def split(self, outputs: Outputs, items: Sequence[Sentence]) -> Sequence[object]:
         """Return the vectors of each item's tokens, (T, E) float32."""
         return [self.vectors_of(outputs, at, item) for at, item in enumerate(items)]

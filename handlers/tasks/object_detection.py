@@ -5,14 +5,14 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from handlers.aliases import Array, JsonObject
 from handlers.engines import Engine, Outputs
 from handlers.pipeline.values import Results
 from handlers.precision.answers import Kind
 from handlers.precision.comparisons import Boxes, compare_boxes
 from handlers.probabilities import sigmoid, softmax
-from handlers.vision.boxes import RULES, select_boxes
+from handlers.vision.boxes import RULES, SsdRules, select_boxes
 from handlers.vision.config import ObjectDetectionConfig, ObjectDetectionOptions
 from handlers.vision.handler import DecodedImage, ImageHandler
 
@@ -47,15 +47,14 @@ class ObjectDetectionHandler(ImageHandler[ObjectDetectionConfig]):
 
     def load_network(self) -> tuple[Any, Sequence[str]]:
         from handlers.engines.torch import dtype_for  # noqa: PLC0415
-        from handlers.vision.pixel_detector import load_detector  # noqa: PLC0415
-        from handlers.vision.pixel_ssd import read_ssd  # noqa: PLC0415
+        from handlers.vision.pixel_detector import load_detector, read_ssd  # noqa: PLC0415
 
-        dtype = dtype_for(self.device, self.config.precision)
+        dtype = dtype_for(self.archive.device, self.config.precision)
         if self.config.arch is None:
-            found = load_detector(self.checkpoint_dir, self.preprocessing)
+            found = load_detector(self.archive.checkpoint_dir, self.preprocessing)
             found.detector.to(dtype)
             return found, ["logits", "boxes"]
-        detector = read_ssd(self.model_dir / "model.pt", self.config.arch)
+        detector = read_ssd(self.archive.model_dir / "model.pt", self.config.arch)
         detector.backbone.to(dtype)
         detector.head.to(dtype)
         return detector, ["logits", "boxes"]
@@ -64,29 +63,27 @@ class ObjectDetectionHandler(ImageHandler[ObjectDetectionConfig]):
         least: float | None = item.options.threshold
         return self.config.threshold if least is None else least
 
-    def split(self, outputs: Outputs, items: Sequence[DecodedImage]) -> Sequence[Any]:
+    def split(self, outputs: Outputs, items: Sequence[DecodedImage]) -> Sequence[object]:
         """Turn `logits`, (B, Q, C), and `boxes`, (B, Q, 4), into boxes in pixels of each item's image, best first."""
         chosen = self._best(outputs["logits"]) if self.rules is None else self._select(outputs, items, self.rules)
         rows = zip(items, outputs["boxes"], chosen, strict=True)
         return [self._answer(item, boxes[at] * (2 * item.size), *labelled) for item, boxes, (at, *labelled) in rows]
 
-    def _best(self, logits: NDArray[Any]) -> Iterable[Sequence[NDArray[Any]]]:
+    def _best(self, logits: Array) -> Iterable[Sequence[Array]]:
         """Rank as transformers' post_process_object_detection of RT-DETR: the Q best of all Q * C scores."""
         count, queries, classes = logits.shape
         scores = sigmoid(logits).reshape(count, -1)
         best = np.argsort(-scores, axis=1, kind="stable")[:, :queries]
         return zip(best // classes, best % classes, np.take_along_axis(scores, best, axis=1), strict=True)
 
-    def _select(self, outputs: Outputs, items: Sequence[DecodedImage], rules: Any) -> Iterable[Sequence[NDArray[Any]]]:
+    def _select(self, outputs: Outputs, items: Sequence[DecodedImage], rules: SsdRules) -> Iterable[Sequence[Array]]:
         """Select as torchvision's SSD; the first class means no object."""
         scores = softmax(outputs["logits"])[..., 1:]
         for item, boxes, rows in zip(items, outputs["boxes"], scores, strict=True):
             at, classes = select_boxes(boxes, rows, self._threshold(item), rules)
             yield at, classes + 1, rows[at, classes]
 
-    def _answer(
-        self, item: DecodedImage, boxes: NDArray[Any], labels: NDArray[Any], scores: NDArray[Any]
-    ) -> list[dict[str, Any]]:
+    def _answer(self, item: DecodedImage, boxes: Array, labels: Array, scores: Array) -> list[JsonObject]:
         top_k = item.options.top_k or self.config.top_k
         count = int((scores > self._threshold(item)).sum())
         count = count if top_k is None else min(count, top_k)

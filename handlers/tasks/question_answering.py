@@ -4,10 +4,11 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from handlers.aliases import Array, JsonObject
 from handlers.engines import Engine, Outputs
 from handlers.errors import InvalidBody, InvalidInput, ItemError, ResponseTooLarge, TextTooLong
 from handlers.pipeline.values import Inputs, Results
@@ -29,6 +30,9 @@ from handlers.text.config import QuestionAnsweringConfig, QuestionAnsweringOptio
 from handlers.text.encoders import Head
 from handlers.text.inputs import read_text
 from handlers.text.windowed import WindowsHandler
+
+if TYPE_CHECKING:
+    from tokenizers import Encoding
 
 
 def _records(result: Record | Sequence[Record]) -> Sequence[Record]:
@@ -92,7 +96,7 @@ class QuestionAnsweringHandler(WindowsHandler[QuestionAnsweringConfig, Passage])
         ).encodings
         return [self._split(item, encoding) for item, encoding in zip(items, encodings, strict=True)]
 
-    def _split(self, item: Passage, encoding: Any) -> Passage | ItemError:
+    def _split(self, item: Passage, encoding: "Encoding") -> Passage | ItemError:
         limit = self.config.max_windows
         try:
             windows = split_context(encoding, self.max_length, self.stride(item.options), limit)
@@ -105,16 +109,16 @@ class QuestionAnsweringHandler(WindowsHandler[QuestionAnsweringConfig, Passage])
             return ItemError.of(TextTooLong(message))
         return replace(item, encoding=encoding, windows=windows[:limit])
 
-    def split(self, outputs: Outputs, items: Sequence[Passage]) -> Sequence[Any]:
+    def split(self, outputs: Outputs, items: Sequence[Passage]) -> Sequence[object]:
         """Turn `start_logits` and `end_logits`, (windows, T), into {"answer", "score", "start", "end"} or a list."""
         rows = zip(outputs["start_logits"], outputs["end_logits"], strict=True)
         return [self._answers(item, list(islice(rows, len(item.windows)))) for item in items]
 
-    def _answers(self, item: Passage, rows: Sequence[tuple[Any, Any]]) -> Any:
+    def _answers(self, item: Passage, rows: Sequence[tuple[Array, Array]]) -> object:
         """Rank as transformers 4: equal words, in any place or case, are one answer with the sum of the scores."""
         options, encoding = item.options, item.encoding
         origin = item.windows[0].first
-        found: dict[str, dict[str, Any]] = {}
+        found: dict[str, JsonObject] = {}
         for window, (starts, ends) in zip(item.windows, rows, strict=True):
             spans = find_spans(
                 starts,

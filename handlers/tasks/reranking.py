@@ -41,20 +41,20 @@ class RerankingHandler(TextHandler[RerankingConfig, Pair]):
 
     def load(self) -> Engine:
         engine = super().load()
-        check_reranker(self.checkpoint_dir)
-        if not read_answer_ids(self.checkpoint_dir) and self.model_config.num_labels != 1:
+        check_reranker(self.archive.checkpoint_dir)
+        if not read_answer_ids(self.archive.checkpoint_dir) and self.model_config.num_labels != 1:
             raise InvalidConfig(
                 f"reranking: the model has {self.model_config.num_labels} labels, and a reranker has one; use "
                 "the task of text classifiers, whose option text_pair is the second text"
             )
-        self.activation, self.prompt = read_activation(self.checkpoint_dir), ""
-        if (self.checkpoint_dir / "modules.json").is_file():
-            prompts = Prompts.read(self.checkpoint_dir)
+        self.activation, self.prompt = read_activation(self.archive.checkpoint_dir), ""
+        if (self.archive.checkpoint_dir / "modules.json").is_file():
+            prompts = Prompts.read(self.archive.checkpoint_dir)
             self.prompt = prompts.texts.get(prompts.default or "", "")  # it precedes the query, or is a message
         self.template: PairTemplate | None = None
-        if has_pair_template(self.checkpoint_dir):
+        if has_pair_template(self.archive.checkpoint_dir):
             is_trusted = self.config.trust_remote_code
-            self.template = PairTemplate(self.checkpoint_dir, self.prompt, trust_remote_code=is_trusted)
+            self.template = PairTemplate(self.archive.checkpoint_dir, self.prompt, trust_remote_code=is_trusted)
             self.prompt = ""
         if self.activation in (sigmoid, np.asarray):  # TEI's name for logits
             self.results = replace(self.results, only={"raw_scores": self.activation is np.asarray})
@@ -86,7 +86,7 @@ class RerankingHandler(TextHandler[RerankingConfig, Pair]):
         rows = self.template.encode([(item.text, item.pair or "") for item in items])
         return [self.fit(item, ids, [0] * len(ids), None) for item, ids in zip(items, rows, strict=True)]
 
-    def fit(self, item: Pair, ids: Sequence[int], type_ids: Sequence[int], encoding: object) -> Pair | ItemError:
+    def fit(self, item: Pair, ids: Sequence[int], type_ids: Sequence[int], encoding: Any) -> Pair | ItemError:
         limit, side = self.limit(item.options), self.cut_side(item.options)
         if self.template is None or side is None or len(ids) <= limit:
             return super().fit(item, ids, type_ids, encoding)
@@ -95,7 +95,7 @@ class RerankingHandler(TextHandler[RerankingConfig, Pair]):
         except InvalidOption as error:
             return ItemError.of(error)
 
-    def split(self, outputs: Outputs, items: Sequence[Pair]) -> Sequence[Any]:  # noqa: ARG002
+    def split(self, outputs: Outputs, items: Sequence[Pair]) -> Sequence[object]:  # noqa: ARG002
         """Turn `logits`, (B, 1), into {"score": float} for each item."""
         scores = self.activation(np.asarray(outputs["logits"], np.float32))
         return [{"score": score} for score in scores.flatten().tolist()]

@@ -3,19 +3,20 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from tokenizers import normalizers
 
+from handlers.aliases import Array, JsonObject
 from handlers.engines import Arrays, Engine, Outputs
 from handlers.errors import InvalidBody, InvalidConfig, InvalidOption, ItemError, TextTooLong
 from handlers.pipeline.micro_batches import Cost
 from handlers.pipeline.values import Results
 from handlers.precision import answers
 from handlers.protocol.output_tensors import vectors
-from handlers.protocol.quantization import read_ranges
 from handlers.protocol.requests import Payload
+from handlers.protocol.tensors import read_ranges
 from handlers.text.config import SentenceEmbeddingConfig, SentenceEmbeddingOptions
 from handlers.text.encoders import STATES, Head
 from handlers.text.handler import TextHandler
@@ -24,6 +25,9 @@ from handlers.text.late_chunks import Chunked, find_tokens, pool_chunks, read_ch
 from handlers.text.sentence_files import Dimensions, Prompts, read_token_ids, scale_to_unit
 from handlers.text.sentence_modules import check_mean, find_vector_size, has_unit_length, transformer_settings
 from handlers.text.windows import SHARED_TOKENS, Windowed, split_behind
+
+if TYPE_CHECKING:
+    pass
 
 Sentence = Text[SentenceEmbeddingOptions]
 
@@ -42,19 +46,19 @@ class SentenceEmbeddingHandler(TextHandler[SentenceEmbeddingConfig, Sentence]):
 
     def load(self) -> Engine:
         engine = super().load()
-        size = find_vector_size(self.checkpoint_dir, self.model_config.hidden_size)
-        if transformer_settings(self.checkpoint_dir).get("do_lower_case"):
+        size = find_vector_size(self.archive.checkpoint_dir, self.model_config.hidden_size)
+        if transformer_settings(self.archive.checkpoint_dir).get("do_lower_case"):
             backend = self.tokenizer.backend_tokenizer
             backend.normalizer = normalizers.Sequence([normalizers.Lowercase(), *filter(None, [backend.normalizer])])
         for setting in ("long_text", "has_late_chunking"):
             if value := getattr(self.config, setting):
-                check_mean(self.checkpoint_dir, f"{setting}: {str(value).lower()}")
+                check_mean(self.archive.checkpoint_dir, f"{setting}: {str(value).lower()}")
                 if not self.tokenizer.is_fast:
                     raise InvalidConfig(f"{setting}: needs tokenizer.json, which the archive lacks")
         self.needs_places = self.config.has_late_chunking
-        self.prompts = Prompts.read(self.checkpoint_dir)
-        self.dimensions = Dimensions.read(self.checkpoint_dir, size, is_any=self.config.is_matryoshka)
-        self.has_unit_length = has_unit_length(self.checkpoint_dir)
+        self.prompts = Prompts.read(self.archive.checkpoint_dir)
+        self.dimensions = Dimensions.read(self.archive.checkpoint_dir, size, is_any=self.config.is_matryoshka)
+        self.has_unit_length = has_unit_length(self.archive.checkpoint_dir)
         only = {"normalized": True} if self.has_unit_length else {}
         ranges = read_ranges(self.config.int8_ranges, size)
         self.results = replace(self.results, tensors=vectors("embedding", size), ranges=ranges, only=only)
@@ -126,7 +130,7 @@ class SentenceEmbeddingHandler(TextHandler[SentenceEmbeddingConfig, Sentence]):
     def collate(self, items: Sequence[Sentence]) -> Arrays:
         return self.stack([row for item in items for row in getattr(item, "windows", [item])])
 
-    def _join(self, vectors: Any, items: Sequence[Sentence]) -> Any:
+    def _join(self, vectors: Array, items: Sequence[Sentence]) -> Array:
         """Return one vector for each item, of rows of windows, (R, D)."""
         if len(vectors) == len(items):  # a long text has several windows
             return vectors
@@ -140,7 +144,7 @@ class SentenceEmbeddingHandler(TextHandler[SentenceEmbeddingConfig, Sentence]):
             joined.append(scale_to_unit(mean) if self.has_unit_length else mean)
         return np.stack(joined)
 
-    def split(self, outputs: Outputs, items: Sequence[Sentence]) -> Sequence[Any]:
+    def split(self, outputs: Outputs, items: Sequence[Sentence]) -> Sequence[object]:
         """Return each item's row of `embeddings`, (B, D) float32."""
         found = self._finish(self._join(outputs["embeddings"], items), items)
         rows = accumulate((len(getattr(item, "windows", [item])) for item in items), initial=0)
@@ -149,13 +153,13 @@ class SentenceEmbeddingHandler(TextHandler[SentenceEmbeddingConfig, Sentence]):
                 found[at] = self._chunks(outputs[STATES][row], item)
         return found
 
-    def _finish(self, vectors: Any, items: Sequence[Sentence]) -> list[Any]:
+    def _finish(self, vectors: Array, items: Sequence[Sentence]) -> list[object]:
         """Cut and scale vectors, (B, D), as their clients ask."""
         cut = self.dimensions.cut(vectors, [item.options.dimensions for item in items])
         asked = [item.options.normalize for item in items]
         return [scale_to_unit(each) if is_asked else each for each, is_asked in zip(cut, asked, strict=True)]
 
-    def _chunks(self, states: Any, item: Chunked[Any]) -> list[dict[str, Any]]:
+    def _chunks(self, states: Array, item: Chunked[Any]) -> list[JsonObject]:
         """Return the vector and the characters of each chunk."""
         means = pool_chunks(states, item)
         if self.has_unit_length:

@@ -47,6 +47,6 @@ class SparseEmbeddingHandler(TokensHandler[SparseConfig, Sentence]):
         """Run the model once, except for queries, if their words have static weights."""
         return self.weigh(items) if self.is_static(items[0]) else super().forward(inputs, items)
 
-    def split(self, outputs: Outputs, items: Sequence[Sentence]) -> Sequence[Any]:
+    def split(self, outputs: Outputs, items: Sequence[Sentence]) -> Sequence[object]:
         """Return {"indices": (K,) int64, "values": (K,) float32} for each item."""
         return [self.words(outputs, at, item) for at, item in enumerate(items)]

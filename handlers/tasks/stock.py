@@ -24,7 +24,7 @@ from handlers.original_archive import (
     StockConfig,
     decode_values,
 )
-from handlers.pipeline.values import Inputs
+from handlers.pipeline.values import Inputs, Results
 from handlers.protocol.requests import Payload, Request
 from handlers.protocol.responses import OneItem, Response
 from handlers.protocol.rows import Headers
@@ -37,7 +37,7 @@ class StockHandler(BatchHandler[StockConfig, OriginalRow]):
 
     config_class = StockConfig
     inputs = Inputs(frozenset({"data"}), in_threads=False)
-    is_repeatable = False  # the old handler decides
+    results = Results(is_repeatable=False)  # the old handler decides
 
     class AsReturned:
         """The form of an answer that the old handler has written."""
@@ -55,7 +55,7 @@ class StockHandler(BatchHandler[StockConfig, OriginalRow]):
 
     def load(self) -> Engine:
         torch.set_float32_matmul_precision(STOCK_PRECISION)
-        self.original = OriginalArchive(self._context, self.model_dir / ORIGINAL)
+        self.original = OriginalArchive(self._context, self.archive.model_dir / ORIGINAL)
         return FunctionEngine(self.run, ["rows"])
 
     def sample(self) -> None:
@@ -87,5 +87,5 @@ class StockHandler(BatchHandler[StockConfig, OriginalRow]):
                 raise WrongOutput(f"The handler set the status {response.status}, which is not one of HTTP.")
         return {"responses": make_objects(responses)}
 
-    def split(self, outputs: Outputs, items: Sequence[OriginalRow]) -> Sequence[Any]:  # noqa: ARG002
+    def split(self, outputs: Outputs, items: Sequence[OriginalRow]) -> Sequence[object]:  # noqa: ARG002
         return [*outputs["responses"]]

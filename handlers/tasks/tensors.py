@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
-from typing import Any
 
 from handlers.archive_files import GRAPH
 from handlers.base import BatchHandler
@@ -17,7 +16,7 @@ from handlers.engines.onnx import OnnxEngine
 from handlers.engines.openvino import OpenVinoEngine
 from handlers.errors import InvalidConfig, OutOfRange, TensorMismatch, reason
 from handlers.pipeline.micro_batches import Cost
-from handlers.pipeline.values import Inputs, Results
+from handlers.pipeline.values import Archive, Inputs, Results
 from handlers.protocol.fields import Fields
 from handlers.protocol.output_tensors import Model
 from handlers.protocol.requests import Items, Payload
@@ -61,8 +60,7 @@ class TensorsHandler(BatchHandler[TensorsConfig, Row]):
     config_class = TensorsConfig
 
     def load(self) -> Engine:
-        engine, self.signature = load_model(self.model_dir, self.config, self.device, uses_torch=self.uses_torch)
-        self.is_repeatable = not isinstance(engine, FunctionEngine) and not has_random(self.model_dir)
+        engine, self.signature = load_model(self.archive, self.config)
         self.rows = Rows(self.signature)
         has_free_sizes = any(tensor.free for tensor in self.signature.inputs.values())
         self._graph = engine if has_free_sizes and isinstance(engine, OpenVinoEngine) else None
@@ -77,7 +75,9 @@ class TensorsHandler(BatchHandler[TensorsConfig, Row]):
             # For inputs of declared datatypes, a function always returns the same outputs.
             rows = [self.rows.make_row(self._samples[0])]
             self.outputs = describe_outputs(check_outputs(engine.run(self.collate(rows)), None, len(rows), {}))
-        self.results = Results(make_output_tensors(self.outputs), batch_dims=dimensions)
+        is_repeatable = not isinstance(engine, FunctionEngine) and not has_random(self.archive.model_dir)
+        tensors_out = make_output_tensors(self.outputs)
+        self.results = Results(tensors_out, batch_dims=dimensions, is_repeatable=is_repeatable)
         self.engine = engine
         return engine
 
@@ -139,12 +139,14 @@ class TensorsHandler(BatchHandler[TensorsConfig, Row]):
     def forward(self, inputs: Arrays, items: Sequence[Row]) -> Outputs:
         """Run the model, and check its outputs against its signature."""
         outputs = check_outputs(self.engine.run(inputs), self.outputs, len(items), self.config.tensors.outputs)
-        if self.outputs is None and not self.metadata.outputs:
+        metadata = self.archive.metadata
+        if self.outputs is None and not metadata.outputs:
             # Only names: datatypes and sizes may differ in other requests.
-            self.metadata = replace(self.metadata, outputs=[describe_tensor(Tensor(name)) for name in outputs])
+            metadata = replace(metadata, outputs=[describe_tensor(Tensor(name)) for name in outputs])
+            self.archive = replace(self.archive, metadata=metadata)
         return outputs
 
-    def split(self, outputs: Outputs, items: Sequence[Row]) -> Sequence[Any]:
+    def split(self, outputs: Outputs, items: Sequence[Row]) -> Sequence[object]:
         """Return the outputs of each row, by the model's names, with the batch dimension."""
         return self.rows.split_outputs(outputs, items, self.outputs)
 
@@ -162,8 +164,9 @@ def has_random(folder: Path) -> bool:
     return any(name in code for name in RANDOM)
 
 
-def load_model(folder: Path, config: TensorsConfig, device: Device, *, uses_torch: bool) -> tuple[Engine, Signature]:
+def load_model(archive: Archive, config: TensorsConfig) -> tuple[Engine, Signature]:
     """Load the model of an archive; InvalidConfig if the model cannot be served."""
+    folder, device = archive.model_dir, archive.device
     functions = folder / FOLDER
     if functions.is_dir():
         return _load_function(functions, config, device)
@@ -172,7 +175,7 @@ def load_model(folder: Path, config: TensorsConfig, device: Device, *, uses_torc
         raise InvalidConfig(f"this archive lacks {SIGNATURE} and {FOLDER}/{FILE}; name weights, and build it again")
     signature = merge_signature(DeclaredSignature.from_json(path.read_text(encoding="utf-8")), config)
     has_program = any((folder / name).is_file() for name in (EXPORTED, SCRIPTED))
-    if uses_torch and (has_program or config.engine == "torch"):
+    if archive.uses_torch(config) and (has_program or config.engine == "torch"):
         import torch  # noqa: PLC0415
 
         from handlers.engines.program import ProgramEngine, load_program  # noqa: PLC0415

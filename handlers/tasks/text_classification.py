@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -33,7 +32,7 @@ class TextClassificationHandler(TextHandler[TextClassificationConfig, Text[TextC
     def load(self) -> Engine:
         engine = super().load()
         self.labels = check_labels(self.model_config.id2label, engine)
-        self.takes_pairs = takes_segments(self.tokenizer, self.model_config, self.checkpoint_dir) is not None
+        self.takes_pairs = takes_segments(self.tokenizer, self.model_config, self.archive.checkpoint_dir) is not None
         self.function = self.config.function_to_apply
         if self.function == "auto":
             self.function = function_of(self.model_config.problem_type, len(self.labels))
@@ -52,7 +51,7 @@ class TextClassificationHandler(TextHandler[TextClassificationConfig, Text[TextC
             payload.allowance.take("characters", len(pair), self.config.max_request_characters)
         return replace(item, pair=pair)
 
-    def split(self, outputs: Outputs, items: Sequence[Text[TextClassificationOptions]]) -> Sequence[Any]:
+    def split(self, outputs: Outputs, items: Sequence[Text[TextClassificationOptions]]) -> Sequence[object]:
         """Turn `logits`, (B, labels), into [{"label", "score"}, ...] for each item, its `top_k` likeliest in order."""
         asked = [item.options.function_to_apply for item in items]
         rows = scores_of_rows(outputs["logits"], [self.function if each == "auto" else each for each in asked])

@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from handlers.aliases import Array, JsonObject
 from handlers.checkpoints import check_labels
 from handlers.engines import Engine, Outputs
 from handlers.errors import InvalidInput, ItemError, TextTooLong
 from handlers.pipeline.values import Results
 from handlers.precision.answers import Kind
-from handlers.precision.comparisons import Array, compare_rows
+from handlers.precision.comparisons import Floats, compare_rows
 from handlers.probabilities import softmax
 from handlers.protocol.requests import Payload
 from handlers.text.config import TokenClassificationConfig, TokenClassificationOptions
@@ -26,7 +27,7 @@ from handlers.text.windows import Window, Windowed, cut_window, split_encoding
 Item = Windowed[TokenClassificationOptions]
 
 
-def read_tokens(task: object, outputs: Outputs, items: Sequence[Item]) -> list[Array]:  # noqa: ARG001
+def read_tokens(task: object, outputs: Outputs, items: Sequence[Item]) -> list[Floats]:  # noqa: ARG001
     rows = iter(softmax(outputs["logits"]))
     return [
         np.concatenate([next(rows)[window.first : window.first + window.tokens] for window in item.windows])
@@ -56,7 +57,7 @@ class TokenClassificationHandler(WindowsHandler[TokenClassificationConfig, Item]
         item = super().decode(payload)
         return Windowed(item.text, item.options)
 
-    def fit(self, item: Item, ids: Sequence[int], type_ids: Sequence[int], encoding: object) -> Item | ItemError:
+    def fit(self, item: Item, ids: Sequence[int], type_ids: Sequence[int], encoding: Any) -> Item | ItemError:
         """Return an item with its windows, which are one if it is cut."""
         limit, side, most = self.limit(item.options), self.cut_side(item.options), self.config.max_windows
         try:
@@ -72,12 +73,12 @@ class TokenClassificationHandler(WindowsHandler[TokenClassificationConfig, Item]
         # A text of white space has no window.
         return replace(item, ids=ids, encoding=encoding, windows=windows or [Window(ids, type_ids, 0, 0, 0)])
 
-    def split(self, outputs: Outputs, items: Sequence[Item]) -> Sequence[Any]:
+    def split(self, outputs: Outputs, items: Sequence[Item]) -> Sequence[object]:
         """Turn `logits`, (windows, T, labels), into a list of entities for each item, in the order of its text."""
         rows = iter(softmax(outputs["logits"]))
         return [self._entities(item, list(islice(rows, len(item.windows)))) for item in items]
 
-    def _entities(self, item: Item, outputs: Sequence[NDArray[np.float32]]) -> list[dict[str, Any]]:
+    def _entities(self, item: Item, outputs: Sequence[NDArray[np.float32]]) -> list[JsonObject]:
         encoding, join = item.encoding, self.tokenizer.convert_tokens_to_string
         rows = [*zip(encoding.ids, encoding.tokens, encoding.offsets, encoding.special_tokens_mask, strict=True)]
         first = encoding.sequence_ids.index(0) if item.windows[0].tokens else 0
@@ -88,7 +89,7 @@ class TokenClassificationHandler(WindowsHandler[TokenClassificationConfig, Item]
             found.append(find_entities(tokens, self.labels, item.options.aggregation, join, item.options.ignore_labels))
         return merge_windows(found)
 
-    def _tokens(self, text: str, indices: range, rows: Sequence[Any], scores: Any) -> Iterator[Token]:
+    def _tokens(self, text: str, indices: range, rows: Sequence[Any], scores: Array) -> Iterator[Token]:
         """Yield a window's tokens without special ones."""
         for index, own in zip(indices, scores, strict=False):
             token_id, word, (start, end), is_special = rows[index]

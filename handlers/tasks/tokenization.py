@@ -34,12 +34,12 @@ class TokenizationHandler(BatchHandler[TokenizationConfig, Item]):
 
     def load(self) -> FunctionEngine:
         config = self.config
-        folder, is_trusted = self.checkpoint_dir, config.trust_remote_code
+        folder, is_trusted = self.archive.checkpoint_dir, config.trust_remote_code
         if (folder / PREPARED).is_file():
             self.tokenizer, _ = read_tokenizer(folder, trust_remote_code=is_trusted)
         else:
             self.tokenizer = load_tokenizer(folder, trust_remote_code=is_trusted)
-        self.max_length = find_source_limit(self.checkpoint_dir, config.max_length)
+        self.max_length = find_source_limit(self.archive.checkpoint_dir, config.max_length)
         self.config = replace(config, max_length=self.max_length)  # the option's default
         self.pad_id = self.tokenizer.pad_token_id or 0
         self.results = Results(sequences({"input_ids": self.pad_id, "attention_mask": 0}))
@@ -64,7 +64,7 @@ class TokenizationHandler(BatchHandler[TokenizationConfig, Item]):
         places = encodings.encodings or [None] * len(items)
         return [self._fit(*row) for row in zip(items, encodings["input_ids"], places, strict=True)]
 
-    def _fit(self, item: Item, ids: Sequence[int], encoding: object) -> Item | ItemError:
+    def _fit(self, item: Item, ids: Sequence[int], encoding: Any) -> Item | ItemError:
         limit = item.options.max_length
         try:
             if len(ids) > limit and item.options.truncation:
@@ -81,7 +81,7 @@ class TokenizationHandler(BatchHandler[TokenizationConfig, Item]):
         """Pad the items to the longest: `input_ids` and `attention_mask`, (B, T) int64, right-padded."""
         return pad_rows([item.ids for item in items], max(map(_count_tokens, items)), self.pad_id)
 
-    def split(self, outputs: Outputs, items: Sequence[Item]) -> Sequence[Any]:
+    def split(self, outputs: Outputs, items: Sequence[Item]) -> Sequence[object]:
         """Cut `input_ids` and `attention_mask`, (B, T), to (t,) for each item."""
         rows = zip(outputs["input_ids"], outputs["attention_mask"], map(_count_tokens, items), strict=True)
         return [{"input_ids": ids[:length], "attention_mask": mask[:length]} for ids, mask, length in rows]

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from handlers.engines.ctranslate2 import CONVERTED, STEP_ITEMS, CTranslate2Engin
 from handlers.engines.decoding import counted_settings
 from handlers.errors import InvalidConfig, InvalidOption, InvalidText, ItemError
 from handlers.pipeline.micro_batches import Cost, Overhead
+from handlers.pipeline.task import inputs_of
 from handlers.pipeline.values import TEXTS, Results
 from handlers.protocol.output_tensors import columns
 from handlers.protocol.requests import Payload, Request
@@ -53,8 +54,8 @@ class TranslationHandler(BatchHandler[TranslationConfig, SourceText]):
 
     def load(self) -> "Generator | CTranslate2Engine":
         config = self.config
-        self.model = model = read_translator(self.checkpoint_dir, trust_remote_code=config.trust_remote_code)
-        converted = self.model_dir / CONVERTED
+        self.model = model = read_translator(self.archive.checkpoint_dir, trust_remote_code=config.trust_remote_code)
+        converted = self.archive.model_dir / CONVERTED
         # In a greedy run of CTranslate2 each answer has its own limit; otherwise a micro-batch has one limit.
         self.ends_each = config.engine == "auto" and converted.is_dir()
         engine = self._load_converted(converted, model) if self.ends_each else self._load_generator()
@@ -70,7 +71,7 @@ class TranslationHandler(BatchHandler[TranslationConfig, SourceText]):
                 known = ", ".join(sorted(codes)) or "none: its languages are fixed"
                 raise InvalidConfig(f"{name}: {code} is not a language of this model; known are {known}")
         self.detector = None if config.detector is None else self._load_detector()
-        self.max_length = find_source_limit(self.checkpoint_dir, config.max_length)
+        self.max_length = find_source_limit(self.archive.checkpoint_dir, config.max_length)
         self.lengths = AnswerLengths.read(model.generation, model.positions, config.max_new_tokens_limit)
         # None if the limit follows from a text's length.
         self.usual_limit = config.max_new_tokens and min(config.max_new_tokens, self.lengths.limit)
@@ -80,30 +81,31 @@ class TranslationHandler(BatchHandler[TranslationConfig, SourceText]):
         from handlers.engines.seq2seq import Generator, load_model, step_items  # noqa: PLC0415
         from handlers.engines.torch import torch_precision  # noqa: PLC0415
 
-        config = self.config
-        self.overhead = Overhead(items=step_items(self.device))
+        config, archive = self.config, self.archive
+        self.inputs = replace(inputs_of(self), overhead=Overhead(items=step_items(archive.device)))
         precision, trusted = torch_precision(config.precision), config.trust_remote_code
-        model = load_model(self.checkpoint_dir, self.device, precision, trust_remote_code=trusted)
-        return Generator(model, self.device, config.threads, longest_run_s=self.longest_run_s)
+        model = load_model(archive.checkpoint_dir, archive.device, precision, trust_remote_code=trusted)
+        return Generator(model, archive.device, config.threads, longest_run_s=archive.longest_run_s)
 
     def _load_converted(self, folder: Path, model: Original | Prepared) -> CTranslate2Engine:
         """Load the converted model, on the configured streams or on the likeliest number."""
         config = self.config
-        self.overhead = Overhead(items=STEP_ITEMS)
-        if self.device.type != "cpu":
+        items = STEP_ITEMS
+        if self.archive.device.type != "cpu":
             from handlers.engines.seq2seq import step_items  # noqa: PLC0415
 
-            self.overhead = Overhead(items=step_items(self.device))
+            items = step_items(self.archive.device)
+        self.inputs = replace(inputs_of(self), overhead=Overhead(items=items))
         wanted = config.scheduling.streams
         return CTranslate2Engine(
             folder,
             model.generation,
             pad_id=model.pad_id,
-            device=self.device,
+            device=self.archive.device,
             precision=config.precision,
             threads=config.threads,
             streams=LIKELIEST_STREAMS if wanted == "auto" else wanted,
-            longest_run_s=self.longest_run_s,
+            longest_run_s=self.archive.longest_run_s,
         )
 
     def _load_detector(self) -> Detector:
@@ -113,7 +115,7 @@ class TranslationHandler(BatchHandler[TranslationConfig, SourceText]):
         names = {"translation_text": object, "src_lang": object, "src_lang_score": np.float32}
         self.results = replace(self.results, tensors=columns(names))
         fallback = None if self.config.src_lang == AUTO else self.config.src_lang
-        return Detector(load_detector(self.model_dir), sources, fallback)
+        return Detector(load_detector(self.archive.model_dir), sources, fallback)
 
     def sample(self) -> Payload:
         """Return a sentence, in the model's first languages if the settings name none."""
@@ -246,7 +248,7 @@ class TranslationHandler(BatchHandler[TranslationConfig, SourceText]):
         is_greedy = items[0].options.num_beams == 1
         return self.engine.run(inputs, self._arguments(items), ended if is_greedy else None)
 
-    def _arguments(self, items: Sequence[SourceText]) -> dict[str, Any]:
+    def _arguments(self, items: Sequence[SourceText]) -> dict[str, object]:
         """Return the arguments of generate() for items of one group."""
         first, *_ = items
         options = {name: value for name, value in asdict(first.options).items() if value is not None}
@@ -255,7 +257,7 @@ class TranslationHandler(BatchHandler[TranslationConfig, SourceText]):
             arguments["max_new_tokens"] = [item.options.max_new_tokens for item in items]
         return {**arguments, **self._target(first).arguments}
 
-    def split(self, outputs: Outputs, items: Sequence[SourceText]) -> Sequence[Any]:
+    def split(self, outputs: Outputs, items: Sequence[SourceText]) -> Sequence[object]:
         """Turn `sequences`, (B, U), into {"translation_text": ...} for each item."""
         texts = self.model.decode(outputs["sequences"])
         return [{"translation_text": text, **item.source.fields} for item, text in zip(items, texts, strict=True)]

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from handlers.aliases import Array
 from handlers.errors import ItemError, WrongOutput
 from handlers.protocol.metadata import TensorMetadata
 from handlers.protocol.output_tensors import Arrays, Model, OutputTensors
@@ -25,7 +25,7 @@ from handlers.tensor_models.signature import ANY, Tensor
 def make_output_tensors(signature: Mapping[str, Tensor] | None) -> OutputTensors:
     """Return the way rows become tensors: joined along the batch dimension, or WrongOutput if they do not fit."""
 
-    def arrays(results: Sequence[Mapping[str, NDArray[Any]]]) -> Arrays:
+    def arrays(results: Sequence[Mapping[str, Array]]) -> Arrays:
         first, *others = results
         if not others:
             return first
@@ -36,7 +36,7 @@ def make_output_tensors(signature: Mapping[str, Tensor] | None) -> OutputTensors
     return OutputTensors([describe_tensor(tensor) for tensor in (signature or {}).values()], arrays)
 
 
-def _join(name: str, rows: Sequence[NDArray[Any]], signature: Mapping[str, Tensor] | None) -> NDArray[Any]:
+def _join(name: str, rows: Sequence[Array], signature: Mapping[str, Tensor] | None) -> Array:
     if any(row.dtype != rows[0].dtype for row in rows):
         raise WrongOutput(f"{name}: the rows have different datatypes, which one tensor cannot contain.")
     try:
@@ -52,18 +52,18 @@ def describe_tensor(tensor: Tensor) -> TensorMetadata:
     return TensorMetadata(tensor.name, tensor.datatype or ANY, tensor.shape or (-1,), tensor.batch_dim)
 
 
-def write_row(model: Model, result: object) -> dict[str, Any]:
+def write_row(model: Model, result: object) -> dict[str, object]:
     arrays = model.outputs.arrays([result])
     return {name: _write_values(array.take(0, model.batch_dims.get(name, 0))) for name, array in arrays.items()}
 
 
-def write_prediction(model: Model, result: object) -> Any:
+def write_prediction(model: Model, result: object) -> object:
     """Write one row of a list: the value of the only output, or all of them by name."""
     values = write_row(model, result)
     return next(iter(values.values())) if len(values) == 1 else values
 
 
-def _write_values(array: Any) -> Any:
+def _write_values(array: Any) -> object:
     """Write an array, or one of its elements, for the encoder; bytes that are not UTF-8 are replaced."""
     if isinstance(array, bytes | str):
         return _write_texts(array)
@@ -74,7 +74,7 @@ def _write_values(array: Any) -> Any:
     return np.ascontiguousarray(array) if array.ndim else array.item()
 
 
-def _write_texts(value: object) -> Any:
+def _write_texts(value: object) -> object:
     if isinstance(value, bytes):
         return value.decode(errors="replace")
     return list(map(_write_texts, value)) if isinstance(value, Sequence) and not isinstance(value, str) else value

@@ -9,6 +9,8 @@ from typing import Any
 
 import openvino
 
+from handlers.aliases import Array
+
 FROM_ZERO = ["inputs_from_zero"]  # where a graph of a PyTorch program notes the inputs whose negatives PyTorch rejects
 
 # On a CPU OpenVINO 2026.4 computes these on whole numbers in float32.
@@ -69,7 +71,7 @@ def _read_table_size(gather: Any) -> int | None:
     return size.get_length() if size.is_static else None
 
 
-def find_out_of_range(arrays: Mapping[str, Any], bounds: Mapping[str, tuple[int, int]]) -> str | None:
+def find_out_of_range(arrays: Mapping[str, Array], bounds: Mapping[str, tuple[int, int]]) -> str | None:
     """Describe an input with a number outside its bounds; None if all are inside."""
     for name, (least, most) in bounds.items():
         array = arrays.get(name)

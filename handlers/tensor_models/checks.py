@@ -5,11 +5,10 @@ outputs of a run     -> check_outputs -> arrays that fit the signature; or Wrong
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from handlers.aliases import Array
 from handlers.errors import EmptyInput, InvalidBody, InvalidText, NonFiniteInput, TensorMismatch, WrongOutput, show_name
 from handlers.protocol.output_tensors import ERROR, Arrays
 from handlers.protocol.tensors import (
@@ -27,7 +26,7 @@ _STRINGS = "SU"  # kinds of numpy's strings, which a function may return for BYT
 _KNOWN = set(DTYPES.values())
 
 
-def check_inputs(tensors: Arrays, inputs: Mapping[str, Tensor], signature: Signature) -> dict[str, Any]:
+def check_inputs(tensors: Arrays, inputs: Mapping[str, Tensor], signature: Signature) -> dict[str, Array]:
     """Return arrays of one row at least; BF16 as float32, BYTES as bytes, and without a mask that was not sent."""
     arrays = {}
     for name, array in tensors.items():
@@ -53,7 +52,7 @@ def check_finite(arrays: Arrays, given: Mapping[str, str]) -> None:
             raise NonFiniteInput(f"{given.get(name, name)}: contains NaN or infinity; allow_non_finite is false.")
 
 
-def _check_range(name: str, array: NDArray[Any], tensor: Tensor) -> None:
+def _check_range(name: str, array: Array, tensor: Tensor) -> None:
     bounds = np.iinfo(DTYPES[str(tensor.computes_in)].str)
     if array.size and (int(array.min()) < bounds.min or int(array.max()) > bounds.max):
         raise TensorMismatch(
@@ -89,7 +88,7 @@ def count_rows(arrays: Arrays, signature: Signature) -> int:
     return int(array.shape[signature.inputs[name].batch_dim])
 
 
-def _matches(array: NDArray[Any], tensor: Tensor) -> bool:
+def _matches(array: Array, tensor: Tensor) -> bool:
     if tensor.datatype is not None and array.dtype != DTYPES[tensor.datatype]:
         return False
     if tensor.shape is None:
@@ -97,7 +96,7 @@ def _matches(array: NDArray[Any], tensor: Tensor) -> bool:
     return fits(array.shape, tensor.shape)
 
 
-def _decode_array(array: NDArray[Any], place: str) -> NDArray[Any]:
+def _decode_array(array: Array, place: str) -> Array:
     """Return BF16 as float32, and BYTES as bytes."""
     if array.dtype == BF16:
         return from_bfloat16(array)
@@ -109,7 +108,9 @@ def _decode_array(array: NDArray[Any], place: str) -> NDArray[Any]:
     return array
 
 
-def check_outputs(outputs: Any, signature: Mapping[str, Tensor] | None, rows: int, given: Mapping[str, str]) -> Arrays:
+def check_outputs(
+    outputs: object, signature: Mapping[str, Tensor] | None, rows: int, given: Mapping[str, str]
+) -> Arrays:
     """Return an array of DTYPES for each output of a run; BF16 and BYTES as answers contain them."""
     if not isinstance(outputs, Mapping) or not outputs:
         raise WrongOutput(f"The model returned a {type(outputs).__name__}; arrays by name are expected.")
@@ -132,7 +133,7 @@ def _check_name(name: object) -> str:
     return name
 
 
-def _check_output(value: object, tensor: Tensor, rows: int, place: str) -> NDArray[Any]:
+def _check_output(value: object, tensor: Tensor, rows: int, place: str) -> Array:
     if not isinstance(value, np.ndarray):
         raise WrongOutput(f"{place}: a {type(value).__name__} was returned; an array is expected.")
     array = _convert_output(value, tensor, place)
@@ -148,7 +149,7 @@ def _check_output(value: object, tensor: Tensor, rows: int, place: str) -> NDArr
     return array
 
 
-def _convert_output(array: NDArray[Any], tensor: Tensor, place: str) -> NDArray[Any]:
+def _convert_output(array: Array, tensor: Tensor, place: str) -> Array:
     """Convert an array to a dtype that an answer can have."""
     kind = array.dtype.kind
     if tensor.datatype == "BF16" and array.dtype == np.float32:

@@ -12,8 +12,8 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from handlers.aliases import Array
 from handlers.errors import BatchTooLarge, InvalidBody, TensorMismatch, UnsupportedMedia, show_name
 from handlers.protocol.bodies import BodyInfo, check_count
 from handlers.protocol.fields import instances_of
@@ -39,7 +39,7 @@ class TensorItems:
         self._needed = [name for name, own in given.items() if own not in signature.masks]
         self._most_rows = most_rows
 
-    def of_tensors(self, tensors: Mapping[str, NDArray[Any]], options: Mapping[str, object]) -> Payloads:
+    def of_tensors(self, tensors: Mapping[str, Array], options: Mapping[str, object]) -> Payloads:
         """Make a payload of each row; an error is one of the whole request."""
         if len(tensors) == len(self._needed) == 1 and not tensors.keys() & self._inputs.keys():
             # The only input's tensor may have any name.
@@ -71,7 +71,7 @@ class TensorItems:
             )
         raise InvalidBody(self._describe_forms())
 
-    def read_row(self, payload: Payload) -> Mapping[str, NDArray[Any]]:
+    def read_row(self, payload: Payload) -> Mapping[str, Array]:
         """Return the checked arrays of one row; InvalidInput if JSON's values do not fit the signature."""
         values: Any = payload.value
         sample = next(iter(values.values()))
@@ -88,7 +88,7 @@ class TensorItems:
     def _instance(self, instance: object, options: Mapping[str, object]) -> Payload:
         return Payload(self._read_fields(instance), options)
 
-    def _read_fields(self, instance: object) -> Mapping[str, Any]:
+    def _read_fields(self, instance: object) -> Mapping[str, object]:
         """Return a row's values by input; if one input is needed, an instance may be its bare value."""
         if isinstance(instance, dict):
             return self._check_names(instance)
@@ -96,7 +96,7 @@ class TensorItems:
             return {self._needed[0]: instance}
         raise InvalidBody(self._describe_forms())
 
-    def _check_names(self, values: Mapping[str, object]) -> Mapping[str, Any]:
+    def _check_names(self, values: Mapping[str, object]) -> Mapping[str, object]:
         if not values:
             raise InvalidBody(self._describe_forms())
         if unknown := [name for name in values if name not in self._inputs]:
@@ -110,7 +110,7 @@ class TensorItems:
         return f'JSON must be {{"instances": [{{{fields}}}, ...]}}, {{"inputs": {{{fields}}}}} or {{{fields}}}.'
 
 
-def read_values(value: object, tensor: Tensor, *, is_row: bool) -> NDArray[Any]:
+def read_values(value: object, tensor: Tensor, *, is_row: bool) -> Array:
     """Read JSON as an array of DTYPES with the batch dimension and as many more as the tensor, still unchecked."""
     listed, types = to_objects(value)
     datatype = tensor.datatype or next((name for kind, name in GUESSED if kind in types), "FP64")

@@ -11,11 +11,10 @@ A row keeps its batch dimension, of size 1: rows are joined and cut along it.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from handlers.aliases import Array
 from handlers.engines import Arrays
 from handlers.errors import InvalidConfig, OutOfMemory
 from handlers.pipeline.micro_batches import Cost
@@ -51,12 +50,12 @@ class Rows:
         """Make an item of checked arrays of one row."""
         return Row(arrays, _ONE if self._is_fixed else self._cost(arrays))
 
-    def split_request(self, arrays: Arrays, count: int) -> list[dict[str, Any]]:
+    def split_request(self, arrays: Arrays, count: int) -> list[dict[str, Array]]:
         return _split_rows(arrays, {tensor.name: tensor.batch_dim for tensor in self._inputs}, count)
 
     def _cost(self, arrays: Arrays) -> Cost:
         """Return a row's positions, and the group of rows that it can be joined with."""
-        group: list[Any] = []
+        group: list[object] = []
         length = 1
         for tensor in self._inputs:
             array = arrays.get(tensor.name)
@@ -70,12 +69,12 @@ class Rows:
                 group.append(array.dtype.str)
         return Cost(length, tuple(group))
 
-    def collate(self, rows: Sequence[Row]) -> dict[str, NDArray[Any]]:
+    def collate(self, rows: Sequence[Row]) -> dict[str, Array]:
         """Join rows of equal cost groups: new arrays, in C order, that the model may write to."""
         joined = {tensor.name: self._joined(tensor, rows) for tensor in self._inputs}
         return joined | {name: array.copy() for name, array in self._constants.items()}
 
-    def _joined(self, tensor: Tensor, rows: Sequence[Row]) -> NDArray[Any]:
+    def _joined(self, tensor: Tensor, rows: Sequence[Row]) -> Array:
         if tensor.pad is not None:
             return _pad(tensor, [row.arrays[tensor.name] for row in rows], tensor.pad.value)
         source = self._masks.get(tensor.name)
@@ -90,7 +89,9 @@ class Rows:
         ]
         return _pad(tensor, masks, 0)
 
-    def split_outputs(self, outputs: Arrays, rows: Sequence[Row], signature: Mapping[str, Tensor] | None) -> list[Any]:
+    def split_outputs(
+        self, outputs: Arrays, rows: Sequence[Row], signature: Mapping[str, Tensor] | None
+    ) -> list[dict[str, Array]]:
         """Return the outputs of each row, views with the batch dimension; padded ones are cut to the row's sizes."""
         signature = signature or {name: Tensor(name) for name in outputs}
         parts = _split_rows(outputs, {name: tensor.batch_dim for name, tensor in signature.items()}, len(rows))
@@ -103,7 +104,7 @@ class Rows:
         return parts
 
 
-def _split_rows(arrays: Arrays, dimensions: Mapping[str, int], count: int) -> list[dict[str, Any]]:
+def _split_rows(arrays: Arrays, dimensions: Mapping[str, int], count: int) -> list[dict[str, Array]]:
     """Split arrays into rows along their dimensions; views that keep the dimension."""
     if count == 1:
         return [dict(arrays)]
@@ -114,7 +115,7 @@ def _split_rows(arrays: Arrays, dimensions: Mapping[str, int], count: int) -> li
     ]
 
 
-def _pad(tensor: Tensor, arrays: Sequence[NDArray[Any]], value: object) -> NDArray[Any]:
+def _pad(tensor: Tensor, arrays: Sequence[Array], value: object) -> Array:
     """Join arrays of different free sizes, each in the low corner of its row."""
     shape = [max(sizes) for sizes in zip(*(array.shape for array in arrays), strict=True)]
     shape[tensor.batch_dim] = len(arrays)
@@ -128,7 +129,7 @@ def _pad(tensor: Tensor, arrays: Sequence[NDArray[Any]], value: object) -> NDArr
     return joined
 
 
-def _make_mask(mask: Tensor, sizes: Sequence[int]) -> NDArray[Any]:
+def _make_mask(mask: Tensor, sizes: Sequence[int]) -> Array:
     shape = [*sizes[: mask.batch_dim], 1, *sizes[mask.batch_dim :]]
     dtype = np.dtype(np.float32) if mask.datatype == "BF16" else DTYPES[mask.datatype or "INT64"]
     return np.ones(shape, dtype)
@@ -139,7 +140,7 @@ def _find_own_part(tensor: Tensor, sizes: Sequence[int]) -> tuple[slice, ...]:
     return tuple(slice(0, free[i]) if i in free else slice(None) for i in range(len(tensor.shape or ())))
 
 
-def make_sample_rows(signature: Signature, config: TensorsConfig) -> list[dict[str, NDArray[Any]]]:
+def make_sample_rows(signature: Signature, config: TensorsConfig) -> list[dict[str, Array]]:
     """Make a row, (1, ...), of each warm-up size, BF16 as float32; none if any datatype or shape is accepted."""
     inputs = signature.inputs
     for sizes in config.warm_up:
@@ -150,7 +151,7 @@ def make_sample_rows(signature: Signature, config: TensorsConfig) -> list[dict[s
     return [_make_sample(signature, sizes) for sizes in config.warm_up or ({},)]
 
 
-def _make_sample(signature: Signature, sizes: Mapping[str, tuple[int, ...]]) -> dict[str, NDArray[Any]]:
+def _make_sample(signature: Signature, sizes: Mapping[str, tuple[int, ...]]) -> dict[str, Array]:
     noise = np.random.default_rng(SEED)
     # The server makes a mask without a size in `warm_up`.
     own = {name: each for name, each in signature.inputs.items() if name not in signature.masks or name in sizes}
@@ -166,7 +167,7 @@ def _make_shape(tensor: Tensor, sizes: tuple[int, ...] | None) -> tuple[int, ...
     return (*sizes[: tensor.batch_dim], 1, *sizes[tensor.batch_dim :])
 
 
-def _make_noise(tensor: Tensor, shape: tuple[int, ...], noise: np.random.Generator) -> NDArray[Any]:
+def _make_noise(tensor: Tensor, shape: tuple[int, ...], noise: np.random.Generator) -> Array:
     """Return random numbers; whole ones are 0 or 1, which are valid indices of any table."""
     dtype = DTYPES[str(tensor.datatype)]
     if dtype.kind == "O":

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import TypeAdapter
 
+from handlers.aliases import Array
 from handlers.errors import InvalidConfig
 from handlers.protocol.tensors import (
     DTYPES,
@@ -98,7 +98,7 @@ class Signature:
 
     inputs: Mapping[str, Tensor]  # in the model's order
     outputs: Mapping[str, Tensor] | None  # in the model's order; None if only a run shows them
-    constants: Mapping[str, NDArray[Any]]  # of the inputs that every row shares
+    constants: Mapping[str, Array]  # of the inputs that every row shares
     arguments: Mapping[str, Tensor]  # all inputs of the model in its order, `constants` included
 
     @property
@@ -137,7 +137,7 @@ def merge_signature(declared: DeclaredSignature, config: TensorsConfig) -> Signa
     return Signature(inputs, outputs, constants, arguments)
 
 
-def _make_constant(declared: Tensor, config: TensorsConfig) -> NDArray[Any]:
+def _make_constant(declared: Tensor, config: TensorsConfig) -> Array:
     """Make the array of an input that the configuration sets; one number fills the model's shape."""
     place, value = f"constants.{declared.name}", config.constants[declared.name]
     listed, types = to_objects(value)

@@ -6,7 +6,7 @@ logits of a window -> find_spans -> spans of the context's tokens -> find_charac
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,9 @@ from handlers.errors import EmptyInput, TextTooLong
 from handlers.probabilities import softmax
 from handlers.text.config import QuestionAnsweringOptions
 from handlers.text.windows import Window, Windowed, split_encoding
+
+if TYPE_CHECKING:
+    from tokenizers import Encoding
 
 # Tokens of a window, question and special tokens included: max_length of transformers' question-answering pipeline.
 WINDOW_TOKENS = 384
@@ -40,7 +43,7 @@ class Span:
     last: int
 
 
-def split_context(encoding: Any, max_length: int, stride: int, most: int) -> list[Window]:
+def split_context(encoding: "Encoding", max_length: int, stride: int, most: int) -> list[Window]:
     """Split a context into as few windows as cover it, in its order; see `split_encoding`."""
     if windows := split_encoding(encoding, 1, max_length, stride, most):
         return windows

@@ -6,10 +6,10 @@ text -> fastText -> label, score -> Detector -> the model's own code, or the con
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from handlers.aliases import JsonObject
 from handlers.engines.fasttext import FastTextEngine
 from handlers.errors import InvalidConfig, UnknownLanguage
 from handlers.text.config import TranslationOptions
@@ -31,7 +31,7 @@ class SourceLanguage:
     score: float | None = None  # of the detector; None if it did not run
 
     @property
-    def fields(self) -> dict[str, Any]:
+    def fields(self) -> JsonObject:
         """The fields of an answer; none if the detector did not run."""
         return {} if self.score is None else {"src_lang": self.code, "src_lang_score": self.score}
 

@@ -103,9 +103,9 @@ class DividedText:
     """A text that is translated sentence by sentence."""
 
     document: Document
-    options: Mapping[str, Any]  # of every sentence, unchecked
+    options: Mapping[str, object]  # of every sentence, unchecked
     prefix: str = ""  # before every sentence
-    fields: Mapping[str, Any] = field(default_factory=dict)  # of its result, beside the translation
+    fields: Mapping[str, object] = field(default_factory=dict)  # of its result, beside the translation
 
     def payloads(self) -> tuple[Payload, ...]:
         return tuple(Payload(self.prefix + sentence, self.options) for sentence in self.document.sentences)

@@ -94,7 +94,9 @@ class AnswerScore(torch.nn.Module):
     def _subtract(logits: torch.Tensor) -> torch.Tensor:
         return logits[:, :1] - logits[:, 1:].sum(1, keepdim=True)
 
-    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor, **options: Any) -> dict[str, torch.Tensor]:
+    def forward(
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, **options: object
+    ) -> dict[str, torch.Tensor]:
         states = self.model(input_ids=input_ids, attention_mask=attention_mask, **options)[0]
         return {"logits": self._subtract(self.head(_last_token(states, attention_mask)))}
 

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from handlers.aliases import JsonObject
 from handlers.text.config import Aggregation
 
 Join = Callable[[list[str]], str]  # joins tokens to text, as the tokenizer's decoder does
@@ -50,8 +51,8 @@ def find_entities(
     labels: Mapping[int, str],
     aggregation: Aggregation,
     join: Join,
-    ignored: Collection[str] = (),
-) -> list[dict[str, Any]]:
+    ignored: Collection[str],
+) -> list[JsonObject]:
     """Label tokens and group them: {"entity", "index", ...} per token, {"entity_group", ...} per group."""
     if aggregation in ("first", "average", "max"):
         tokens = [_join_word(word, aggregation, join) for word in _group_runs(tokens, lambda _, each: each.is_subword)]
@@ -77,11 +78,11 @@ def find_entities(
     ]
 
 
-def merge_windows(found: Sequence[list[dict[str, Any]]]) -> list[dict[str, Any]]:
+def merge_windows(found: Sequence[list[JsonObject]]) -> list[JsonObject]:
     """Join the entities of overlapping windows: of two that overlap, the longer one stays, or else the likelier one."""
     if len(found) == 1:
         return found[0]
-    merged: list[dict[str, Any]] = []
+    merged: list[JsonObject] = []
     for entity in sorted((each for window in found for each in window), key=itemgetter("start")):
         if not merged or entity["start"] >= merged[-1]["end"]:
             merged.append(entity)
@@ -90,7 +91,7 @@ def merge_windows(found: Sequence[list[dict[str, Any]]]) -> list[dict[str, Any]]
     return merged
 
 
-def _weight(entity: Mapping[str, Any]) -> tuple[int, float]:
+def _weight(entity: JsonObject) -> tuple[int, float]:
     return entity["end"] - entity["start"], entity["score"]
 
 
@@ -116,7 +117,7 @@ def _join_word(tokens: list[Token], aggregation: Aggregation, join: Join) -> Tok
     return Token(join([token.word for token in tokens]), scores, tokens[0].index, tokens[0].start, tokens[-1].end)
 
 
-def _entity(name: str, run: list[LabelledToken], join: Join) -> dict[str, Any]:
+def _entity(name: str, run: list[LabelledToken], join: Join) -> JsonObject:
     return {
         "entity_group": name,
         "score": fmean(item.score for item in run),

@@ -12,12 +12,11 @@ import numpy as np
 
 from handlers.archive_files import GRAPH
 from handlers.base import BatchHandler
-from handlers.engines import Arrays, Engine, Outputs, pad_array
-from handlers.engines.ladder import TOKENS, round_up, steps
+from handlers.engines import TOKENS, Arrays, Engine, Outputs, pad_array, round_up, steps
 from handlers.engines.openvino import OpenVinoEngine
 from handlers.errors import InvalidConfig, InvalidInput, InvalidOption, ItemError, TextTooLong
 from handlers.pipeline.micro_batches import Cost
-from handlers.pipeline.task import decode
+from handlers.pipeline.task import decode, inputs_of
 from handlers.pipeline.values import TEXTS, Inputs
 from handlers.protocol.requests import Payload
 from handlers.text.config import TextConfig, TruncationOptions
@@ -46,20 +45,20 @@ class TextHandler(BatchHandler[Config, Item], Generic[Config, Item]):
     def load(self) -> Engine:
         config = self.config
         is_trusted, self.head = config.trust_remote_code, self.head.under(config)
-        self.tokenizer, self.model_config = read_tokenizer(self.checkpoint_dir, trust_remote_code=is_trusted)
+        self.tokenizer, self.model_config = read_tokenizer(self.archive.checkpoint_dir, trust_remote_code=is_trusted)
         if self.needs_places and not self.tokenizer.is_fast:
             raise InvalidConfig(
                 "tokenizer: this task needs a fast one, and the archive lacks tokenizer.json; add it and build again"
             )
-        self.max_length = find_source_limit(self.checkpoint_dir, config.max_length)
-        if not self.uses_torch:
-            return OpenVinoEngine(self.model_dir / GRAPH, precision=config.precision, threads=config.threads)
+        self.max_length = find_source_limit(self.archive.checkpoint_dir, config.max_length)
+        if not self.archive.uses_torch(self.config):
+            return OpenVinoEngine(self.archive.model_dir / GRAPH, precision=config.precision, threads=config.threads)
         from handlers.engines.torch import TorchEngine, dtype_for  # noqa: PLC0415
         from handlers.text.encoder_modules import load_encoder  # noqa: PLC0415
 
-        encoder = load_encoder(self.head, self.checkpoint_dir, trust_remote_code=config.trust_remote_code)
-        encoder.to(self.device, dtype_for(self.device, config.precision))
-        return TorchEngine(encoder, self.device, encoder.input_names, encoder.output_names, config.threads)
+        encoder = load_encoder(self.head, self.archive.checkpoint_dir, trust_remote_code=config.trust_remote_code)
+        encoder.to(self.archive.device, dtype_for(self.archive.device, config.precision))
+        return TorchEngine(encoder, self.archive.device, encoder.input_names, encoder.output_names, config.threads)
 
     def sample(self) -> Payload:
         text = "What went before decides what comes next."
@@ -124,7 +123,7 @@ class TextHandler(BatchHandler[Config, Item], Generic[Config, Item]):
         rows = zip(items, encodings["input_ids"], encodings["token_type_ids"], places, strict=True)
         return [self.fit(*row) for row in rows]
 
-    def fit(self, item: Item, ids: Sequence[int], type_ids: Sequence[int], encoding: object) -> Item | ItemError:
+    def fit(self, item: Item, ids: Sequence[int], type_ids: Sequence[int], encoding: Any) -> Item | ItemError:
         """Return an item with its tokens, cut if they are too many and that is allowed; or its error."""
         limit, side = self.limit(item.options), self.cut_side(item.options)
         if len(ids) > limit and side is None:
@@ -151,7 +150,8 @@ class TextHandler(BatchHandler[Config, Item], Generic[Config, Item]):
     def padded_length(self, tokens: int) -> int:
         if self.config.padding == "exact":
             return tokens
-        tokens = round_up(tokens, self.overhead.lengths) if self.overhead.lengths else tokens
+        lengths = inputs_of(self).overhead.lengths
+        tokens = round_up(tokens, lengths) if lengths else tokens
         return self.max_length if self.config.padding == "max_length" else round_length(tokens, self.max_length)
 
     @cached_property

@@ -120,15 +120,13 @@ def read_text(
     return text
 
 
-def add_tokens(
-    item: Item, ids: Sequence[int], max_length: int, type_ids: Sequence[int] = (), encoding: object = None
-) -> Item | ItemError:
+def add_tokens(item: Item, ids: Sequence[int], max_length: int, type_ids: Sequence[int] = ()) -> Item | ItemError:
     """Copy an item with its tokens; or return its error if there are no tokens, or more than `max_length`."""
     if not ids:
         return ItemError.of(EmptyInput("text: contains no token of the model."))
     if len(ids) > max_length:
         return ItemError.of(TextTooLong(f"text: {len(ids)} tokens; max_length is {max_length}."))
-    return replace(item, ids=ids, type_ids=type_ids, encoding=encoding)
+    return replace(item, ids=ids, type_ids=type_ids)
 
 
 def round_length(length: int, limit: int) -> int:

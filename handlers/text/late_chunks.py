@@ -5,7 +5,7 @@ spans of characters -> read_chunks -> Chunked -> find_tokens: the tokens of each
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,9 @@ from numpy.typing import NDArray
 from handlers.errors import InvalidOption, ItemError, TextTooLong
 from handlers.text.documents import find_sentences
 from handlers.text.inputs import Options, Text, add_tokens
+
+if TYPE_CHECKING:
+    from tokenizers import Encoding
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +37,7 @@ def read_chunks(item: Text[Any], prompt: str) -> Chunked[Any]:
     return Chunked(prompt + item.text, asked, ahead=len(prompt), spans=spans)
 
 
-def find_tokens(item: Chunked[Any], encoding: Any, limit: int) -> Chunked[Any] | ItemError:
+def find_tokens(item: Chunked[Any], encoding: "Encoding", limit: int) -> Chunked[Any] | ItemError:
     """Find the tokens that end in each chunk; those of the prompt and special ones are of no chunk."""
     if (count := len(encoding.ids)) > limit:
         advice = f"late_chunking reads at most {limit} at once; send the text in parts."

@@ -6,8 +6,9 @@ handlers.text.sentence_network runs them, with PyTorch
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from handlers.aliases import JsonObject
 from handlers.errors import InvalidConfig
 from handlers.text.sentence_files import SENTENCE_CONFIG, Prompts, read_json
 
@@ -44,7 +45,7 @@ FLAGS = {
 class SentenceModule(NamedTuple):
     kind: str  # one of KINDS
     folder: Path
-    settings: Mapping[str, Any]
+    settings: JsonObject
 
     @property
     def modes(self) -> Sequence[str]:
@@ -59,10 +60,10 @@ class SentenceModule(NamedTuple):
         return int(self.settings["out_features"]) if self.kind == "Dense" else size
 
 
-def transformer_settings(folder: Path) -> Mapping[str, Any]:
+def transformer_settings(folder: Path) -> JsonObject:
     """Read the settings of the transformer's module; older files are named after the model."""
     files = sorted(folder.glob("sentence_*_config.json"), key=lambda path: path.name != "sentence_bert_config.json")
-    settings: Mapping[str, Any] = read_json(files[0]) if files else {}
+    settings: JsonObject = read_json(files[0]) if files else {}
     return settings
 
 
@@ -136,12 +137,12 @@ def has_pair_template(folder: Path) -> bool:
     return is_stated and (modalities is None or "message" in modalities)
 
 
-def reranker_settings(folder: Path) -> Mapping[str, Any]:
+def reranker_settings(folder: Path) -> JsonObject:
     """Read the settings of a cross-encoder's transformer, which only count beside modules.json."""
     return transformer_settings(folder) if (folder / "modules.json").is_file() else {}
 
 
-def check_transformer(folder: Path, neutral: Mapping[str, object], settings: Mapping[str, Any] | None = None) -> None:
+def check_transformer(folder: Path, neutral: Mapping[str, object], settings: JsonObject | None = None) -> None:
     """Check the settings of the transformer's module; InvalidConfig if one is not supported."""
     settings = transformer_settings(folder) if settings is None else settings
     _check_settings("Transformer", settings, neutral)

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import AddedToken
 
+from handlers.aliases import JsonObject
 from handlers.engines import Arrays, Engine, Outputs
 from handlers.errors import InvalidConfig, ItemError
 from handlers.protocol.requests import Payload
@@ -40,16 +41,16 @@ class TokensHandler(TextHandler[Config, Item], Generic[Config, Item]):
 
     def load(self) -> Engine:
         engine = super().load()
-        self.prompts = Prompts.read(self.checkpoint_dir)
+        self.prompts = Prompts.read(self.archive.checkpoint_dir)
         self.late = Late(is_mean=True)
         self.skipped_ids: list[int] = []
         self.query_weights: NDArray[np.float32] | None = None
-        self.most_words: int | None = read_json(self.checkpoint_dir / SENTENCE_CONFIG).get("max_active_dims")
+        self.most_words: int | None = read_json(self.archive.checkpoint_dir / SENTENCE_CONFIG).get("max_active_dims")
         return engine
 
     def read_query_weights(self) -> None:
         """Read the static weights of a query's words, if the model has them instead of a run."""
-        if (weights := self.checkpoint_dir / QUERY_WEIGHTS).is_file():
+        if (weights := self.archive.checkpoint_dir / QUERY_WEIGHTS).is_file():
             self.query_weights = np.load(weights)
             places = self.tokenizer.backend_tokenizer.encode("a").sequence_ids
             self.frame = places.index(0), places[::-1].index(0)  # tokens that the tokenizer adds on both sides
@@ -68,9 +69,9 @@ class TokensHandler(TextHandler[Config, Item], Generic[Config, Item]):
 
     def read_late(self) -> None:
         """Read the settings of a model of late interaction; its markers become tokens as in its library."""
-        if (self.checkpoint_dir / LATE_HEAD).is_file():
+        if (self.archive.checkpoint_dir / LATE_HEAD).is_file():
             return
-        late = read_late(self.checkpoint_dir)
+        late = read_late(self.archive.checkpoint_dir)
         texts = {**self.prompts.texts}
         for kind, prefix in late.prefixes.items():
             texts[kind] = prefix + texts.get(kind, "").removeprefix(prefix)
@@ -142,10 +143,10 @@ class TokensHandler(TextHandler[Config, Item], Generic[Config, Item]):
             words = np.arange(len(row)), row
         return choose_words(*words, options.top_k or self.most_words, options.threshold)
 
-    def words(self, outputs: Outputs, at: int, item: Item) -> dict[str, Any]:
+    def words(self, outputs: Outputs, at: int, item: Item) -> JsonObject:
         """Return the words of one text as its response has them."""
         indices, values = self.words_of(outputs, at, item)
-        found: dict[str, Any] = {"indices": indices, "values": values}
+        found: JsonObject = {"indices": indices, "values": values}
         if item.options.return_tokens:
             found["tokens"] = [self.tokenizer.backend_tokenizer.id_to_token(int(each)) for each in indices]
         return found
@@ -153,7 +154,7 @@ class TokensHandler(TextHandler[Config, Item], Generic[Config, Item]):
     def vectors_of(self, outputs: Outputs, at: int, item: Item) -> NDArray[np.float32]:
         """Return the vectors of one text's tokens, (T, E), without those that the model skips."""
         found: NDArray[np.float32] = outputs["vectors"][at][: len(item.ids)]
-        if (self.checkpoint_dir / LATE_HEAD).is_file():
+        if (self.archive.checkpoint_dir / LATE_HEAD).is_file():
             return found[1:]  # bge-m3 has none for its first token
         is_skipped = (item.options.input_type or "document") in self.late.skipped_kinds
         return found[~np.isin(item.ids, self.skipped_ids)] if is_skipped else found

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from handlers.aliases import JsonObject
 from handlers.checkpoints import import_transformers, load_tokenizer
 from handlers.text.encoders import PREPARED, backend_of, hash_sources, read_backend
 from handlers.text.languages import Languages, Target, read_languages
@@ -60,10 +61,10 @@ class Original:
         options = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
         return self._tokenizer.batch_decode(rows, **options)  # type: ignore[no-any-return]
 
-    def describe(self, folder: Path) -> dict[str, Any] | None:
+    def describe(self, folder: Path) -> JsonObject | None:
         """Return the content of prepared.json; None if only transformers encodes as this tokenizer does."""
         tokenizer, kind = self._tokenizer, type(self._tokenizer).__name__
-        content: dict[str, Any]
+        content: JsonObject
         if tokenizer.is_fast:
             content = {"backend": backend_of(tokenizer), "split_special_tokens": tokenizer.split_special_tokens}
             if content["backend"] is None:
@@ -106,7 +107,7 @@ class Original:
 class Prepared:
     """Encodes and decodes with tokenizers or sentencepiece, and has no state."""
 
-    def __init__(self, folder: Path, content: dict[str, Any]) -> None:
+    def __init__(self, folder: Path, content: JsonObject) -> None:
         self._around, self._is_left, self._special = content["around"], content["side"] == "left", content["special"]
         self.generation, self.positions = SimpleNamespace(**content["generation"]), content["positions"]
         targets = {code: Target(**target) for code, target in content["targets"].items()}
@@ -138,12 +139,13 @@ class Prepared:
 class _Pieces:
     """sentencepiece between the special tokens of a text, as the tokenizers of IN_PYTHON."""
 
-    def __init__(self, folder: Path, content: dict[str, Any]) -> None:
+    def __init__(self, folder: Path, content: JsonObject) -> None:
         import sentencepiece  # noqa: PLC0415
 
         self._model = sentencepiece.SentencePieceProcessor(model_file=str(folder / content["pieces"]))
         self._ids: dict[str, int] = read_json(folder / content["vocabulary"])
-        self._added, self._unknown, self._has_codes = content["added"], content["unknown"], content["has_codes"]
+        self._added, self._has_codes = content["added"], content["has_codes"]
+        self._unknown: int = content["unknown"]
         self._tokens = {number: token for known in (self._ids, self._added) for token, number in known.items()}
         self._skipped = frozenset(content["special"])
         longest_first = sorted(self._added, key=len, reverse=True)
@@ -187,7 +189,7 @@ def read_translator(folder: Path, *, trust_remote_code: bool) -> Original | Prep
     return Original(folder, trust_remote_code=trust_remote_code)
 
 
-def read_generation(folder: Path, *, trust_remote_code: bool = False) -> tuple[Any, int | None]:
+def read_generation(folder: Path, *, trust_remote_code: bool) -> tuple[Any, int | None]:
     """Read a checkpoint's GenerationConfig, and the number of its decoder's positions, or None without a limit."""
     transformers = import_transformers()
     config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code, local_files_only=True)

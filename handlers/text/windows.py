@@ -6,10 +6,13 @@ encoding -> cut_encoding   -> the tokens that transformers' `longest_first` leav
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from handlers.errors import InvalidOption
 from handlers.text.inputs import Options, Side, Text
+
+if TYPE_CHECKING:
+    from tokenizers import Encoding
 
 # Tokens of a text that neighbouring windows share: doc_stride of transformers' question-answering pipeline.
 SHARED_TOKENS = 128
@@ -33,7 +36,7 @@ class Windowed(Text[Options]):
     windows: Sequence[Window] = field(default=())  # none until the batch is tokenised
 
 
-def split_encoding(encoding: Any, sequence: int, max_length: int, stride: int, most: int) -> list[Window]:
+def split_encoding(encoding: "Encoding", sequence: int, max_length: int, stride: int, most: int) -> list[Window]:
     """Split one text of an encoding into as few windows as cover it; none if no token of it fits, or it has none.
 
     At most one more than `most` are made: a step of one token would make as many as the text has tokens.
@@ -62,7 +65,7 @@ def split_encoding(encoding: Any, sequence: int, max_length: int, stride: int, m
     return windows
 
 
-def split_behind(encoding: Any, characters: int, max_length: int, stride: int) -> list[Window]:
+def split_behind(encoding: "Encoding", characters: int, max_length: int, stride: int) -> list[Window]:
     """Split a text into windows that all begin with its first `characters`, a prompt; none if no other token fits."""
     ids, type_ids, spans = encoding.ids, encoding.type_ids, encoding.offsets
     text = [at for at, place in enumerate(encoding.sequence_ids) if place == 0 and spans[at][1] > characters]
@@ -81,7 +84,7 @@ def split_behind(encoding: Any, characters: int, max_length: int, stride: int) -
     return windows
 
 
-def cut_encoding(encoding: Any, limit: int, side: Side) -> list[int]:
+def cut_encoding(encoding: "Encoding", limit: int, side: Side) -> list[int]:
     """Return the indices of the tokens that stay if `side` of the longer text is cut off first."""
     places: Sequence[int | None] = encoding.sequence_ids
     sizes = [places.count(0), places.count(1)]
@@ -113,7 +116,7 @@ def cut_tokens(tokenizer: Any, texts: tuple[str, str | None], encoding: Any, lim
     return cut["input_ids"][0], cut["token_type_ids"][0]
 
 
-def cut_window(encoding: Any, limit: int, side: Side) -> Window:
+def cut_window(encoding: "Encoding", limit: int, side: Side) -> Window:
     """Cut a text off; see `cut_encoding`."""
     kept, places = cut_encoding(encoding, limit, side), encoding.sequence_ids
     inner = [index for index in kept if places[index] == 0]

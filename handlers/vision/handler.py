@@ -20,8 +20,7 @@ from handlers.pipeline.values import Inputs
 from handlers.protocol.metadata import TensorMetadata
 from handlers.protocol.requests import Payload
 from handlers.vision.config import PixelsConfig
-from handlers.vision.encoding import make_grey_jpeg
-from handlers.vision.images import decode_image
+from handlers.vision.images import decode_image, make_grey_jpeg
 from handlers.vision.preprocessing import Pixels, Preprocessing
 
 Config = TypeVar("Config", bound=PixelsConfig)
@@ -44,18 +43,18 @@ class ImageHandler(BatchHandler[Config, DecodedImage], Generic[Config]):
     inputs = IMAGES
 
     def load(self) -> Engine:
-        names = json.loads((self.model_dir / "index_to_name.json").read_text(encoding="utf-8"))
+        names = json.loads((self.archive.model_dir / "index_to_name.json").read_text(encoding="utf-8"))
         self.labels = [names[str(index)] for index in range(len(names))]
-        self.preprocessing = Preprocessing.read(self.model_dir)
+        self.preprocessing = Preprocessing.read(self.archive.model_dir)
         config = self.config
-        if not self.uses_torch:
-            graph = OpenVinoEngine(self.model_dir / GRAPH, precision=config.precision, threads=config.threads)
+        if not self.archive.uses_torch(self.config):
+            graph = OpenVinoEngine(self.archive.model_dir / GRAPH, precision=config.precision, threads=config.threads)
             check_labels(dict(enumerate(self.labels)), graph)
             return graph
         from handlers.engines.torch import TorchEngine  # noqa: PLC0415
 
         network, outputs = self.load_network()
-        return TorchEngine(network.to(self.device), self.device, ["pixels"], outputs, config.threads)
+        return TorchEngine(network.to(self.archive.device), self.archive.device, ["pixels"], outputs, config.threads)
 
     @abstractmethod
     def load_network(self) -> tuple[Any, Sequence[str]]:

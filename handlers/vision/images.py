@@ -1,4 +1,4 @@
-"""Turn the bytes of an image, or its pixels, into the pixels of the model's input.
+"""Turn the bytes of an image, or its pixels, into the pixels of the model's input; and write images as files.
 
 bytes -> metadata off -> header -> limits -> scaled decode -> RGB -> upright -> Preprocessing
 pixels                           -> limits                                   -> Preprocessing
@@ -17,6 +17,7 @@ from PIL import AvifImagePlugin, Image, UnidentifiedImageError
 from PIL.JpegImagePlugin import JpegImageFile
 from PIL.TiffImagePlugin import BITSPERSAMPLE, PHOTOMETRIC_INTERPRETATION, SAMPLEFORMAT
 
+from handlers.aliases import Array
 from handlers.errors import CorruptInput, EmptyInput, ImageTooLarge, InvalidBody, InvalidInput, UnsupportedMedia
 from handlers.protocol.requests import Allowance
 from handlers.vision.config import PixelsConfig
@@ -169,7 +170,7 @@ def _from_base64(text: object) -> bytes:
         raise CorruptInput('"b64" is not valid base64.') from None
 
 
-def _from_pixels(pixels: NDArray[Any], config: PixelsConfig, allowance: Allowance | None) -> Image.Image:
+def _from_pixels(pixels: Array, config: PixelsConfig, allowance: Allowance | None) -> Image.Image:
     if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] != 3 or not pixels.size:
         raise InvalidBody("A tensor of pixels must be UINT8 [B, H, W, 3], RGB; send image files as BYTES [B].")
     height, width, _ = pixels.shape
@@ -218,3 +219,18 @@ def _to_rgb(image: Image.Image) -> Image.Image:
     # Pillow would warn of the transparency of a palette. Alpha is dropped in any case.
     image.info.pop("transparency", None)
     return image.convert("RGB")
+
+
+def encode_image(image: Image.Image, image_format: str) -> bytes:
+    with io.BytesIO() as body:
+        image.save(body, image_format)
+        return body.getvalue()
+
+
+def make_grey_jpeg(side: int) -> bytes:
+    return encode_image(Image.new("RGB", (side, side), "grey"), "JPEG")
+
+
+def encode_map(values: NDArray[np.uint8]) -> str:
+    """Write (H, W) values as the grey values of a PNG, in base64."""
+    return base64.b64encode(encode_image(Image.fromarray(values), "PNG")).decode()

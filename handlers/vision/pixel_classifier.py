@@ -46,7 +46,7 @@ def network_options(arch: str, preprocessing: Preprocessing) -> dict[str, Any]:
 
 
 def build_torchvision(
-    state: Mapping[str, Any], arch: str, classes: int, preprocessing: Preprocessing
+    state: Mapping[str, torch.Tensor], arch: str, classes: int, preprocessing: Preprocessing
 ) -> PixelClassifier:
     """Build a network of torchvision from its state dict, in fp32; InvalidConfig if that is another network's."""
     known = network_options(arch, preprocessing)

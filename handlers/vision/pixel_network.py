@@ -59,15 +59,15 @@ def load_checkpoint(checkpoint: Path, auto_class: str, families: Sequence[str]) 
     return load_strictly(auto_class, checkpoint, dtype=torch.float32)
 
 
-def read_state(weights: Path) -> Mapping[str, Any]:
+def read_state(weights: Path) -> Mapping[str, torch.Tensor]:
     """Read an archive's state dict; InvalidConfig if the file is missing."""
     if not weights.is_file():
         raise InvalidConfig(f"engine: torch needs {weights.name}, which this archive lacks")
-    state: Mapping[str, Any] = torch.load(weights, map_location="cpu", weights_only=True, mmap=True)
+    state: Mapping[str, torch.Tensor] = torch.load(weights, map_location="cpu", weights_only=True, mmap=True)
     return state
 
 
-def load_state(network: Any, state: Mapping[str, Any], arch: str) -> Any:
+def load_state(network: Any, state: Mapping[str, torch.Tensor], arch: str) -> Any:
     """Load the weights of a network, except AUXILIARY ones; InvalidConfig if they belong to another network."""
     if not hasattr(state, "_metadata"):
         # MNASNet loads only weights with its version, which safetensors and wrappers' state dicts lack.

@@ -70,7 +70,7 @@ def _check_classes(classes: int) -> None:
 
 
 def build_torchvision(
-    state: Mapping[str, Any], arch: str, classes: int, preprocessing: Preprocessing
+    state: Mapping[str, torch.Tensor], arch: str, classes: int, preprocessing: Preprocessing
 ) -> PixelSegmenter:
     """Build a network of torchvision from its state dict; InvalidConfig if either does not fit."""
     import torchvision  # noqa: PLC0415

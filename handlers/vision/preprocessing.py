@@ -12,6 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from handlers.aliases import Array
+
 PREPROCESSING = "preprocessing.json"
 # If an image is longer than this many times its width, only the part inside the crop is computed: the whole may have
 # any number of pixels. Pillow then rounds some pixels differently, by one level of 256 on average.
@@ -97,7 +99,7 @@ def find_neighbours(own: int, wanted: int) -> tuple[NDArray[np.intp], NDArray[np
 
 def _interpolate(pixels: NDArray[np.uint8], size: tuple[int, int]) -> NDArray[np.float32]:
     """Resize as torch does."""
-    values: NDArray[Any] = pixels
+    values: Array = pixels
     for axis, (own, wanted) in enumerate(zip(pixels.shape[:2], size[::-1], strict=True)):
         lower, upper, share = find_neighbours(own, wanted)
         first, second = values.take(lower, axis), values.take(upper, axis)

@@ -132,7 +132,7 @@ class DoublingHandler(BatchHandler[HandlerConfig, float]):
 
     def load(self) -> Engine:
         self.module = Doubler()
-        return TorchEngine(self.module, self.device, ["numbers"], ["doubles"])
+        return TorchEngine(self.module, self.archive.device, ["numbers"], ["doubles"])
 
     def sample(self) -> Payload:
         return Payload(b"1")

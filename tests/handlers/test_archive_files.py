@@ -118,7 +118,7 @@ def test_archive_of_another_format_is_rejected_with_the_command_for_this(tmp_pat
     with monkeypatch.context() as former:
         former.setattr(archive_files, "FORMAT", 1)
         folder = built(tmp_path)
-    expected = "this archive has format 1, and its handlers need format 4: build it again with "
+    expected = "this archive has format 1, and its handlers need format 5: build it again with "
     with pytest.raises(InvalidConfig, match=expected):
         check(folder)
     content = json.loads((folder / "build.json").read_text())

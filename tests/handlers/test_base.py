@@ -26,12 +26,12 @@ from handlers.batching import trial
 from handlers.engines.function import FunctionEngine
 from handlers.errors import InvalidConfig, OutOfTime
 from handlers.metrics import REQUEST
-from handlers.pipeline.jobs import Slot
+from handlers.pipeline.jobs import Slot, server_timing
 from handlers.pipeline.micro_batches import Cost
-from handlers.pipeline.reply_headers import server_timing
-from handlers.pipeline.task import inputs_of
+from handlers.pipeline.task import Hooks, inputs_of
 from handlers.pipeline.values import Inputs
 from handlers.protocol.requests import Payload, Request
+from handlers.torchserve import BaseHandler
 from tests.handlers.batching.frontend import Frontend
 from tests.handlers.cpu_graphs import GPU, use_cpu_graphs
 from tests.handlers.protocol.test_grpc_inference import HEADERS
@@ -47,7 +47,7 @@ def handler(request: pytest.FixtureRequest, tmp_path_factory: Temp) -> DoublingH
         ready.worker_context = context(tmp_path_factory.mktemp("model"), settings)
         ready.worker_context.manifest = {"model": {"modelVersion": "1.0"}}
         ready.initialize(ready.worker_context)
-    assert recorder is None or (recorder.recorded, ready.overhead.sizes) == (3, (1, 2, 4))
+    assert recorder is None or (recorder.recorded, inputs_of(ready).overhead.sizes) == (3, (1, 2, 4))
     return ready
 
 
@@ -238,7 +238,7 @@ def test_run_that_was_ended_is_not_tried_again_in_halves(tmp_path: Path) -> None
 
 
 def test_latency_target_is_a_bucket_of_the_requests_seconds(tmp_path: Path) -> None:
-    reporter = started(DoublingHandler(), tmp_path, {"scheduling": {"latency_target_ms": 230}}).reporter
+    reporter = started(DoublingHandler(), tmp_path, {"scheduling": {"latency_target_ms": 230}}).service.reporter
     reporter.stop()
     for seconds in (0.23, 0.24):
         reporter.recorder.observe(REQUEST, seconds)
@@ -309,6 +309,13 @@ def test_task_of_a_former_release_is_served_or_rejected_with_what_has_changed(tm
         started(Former(), tmp_path, {})
 
 
+def test_base_class_has_at_most_20_members(tmp_path: Path) -> None:
+    declared = {name for each in (Hooks, BatchHandler) for name in {**vars(each), **vars(each)["__annotations__"]}}
+    task = started(DoublingHandler(), tmp_path, {})
+    declared |= vars(task).keys() - {"module", "worker_context"} - vars(BaseHandler()).keys()
+    assert len([name for name in declared if not name.startswith(("__", "_abc_"))]) <= 20
+
+
 def test_change_by_a_gpus_precision_is_measured_once(tmp_path: Path, monkeypatch: Patch, caplog: Log) -> None:
     monkeypatch.delenv("CACHE_DIR", raising=False)
     monkeypatch.setattr(base, "_device", lambda _: GPU)
@@ -325,7 +332,7 @@ def test_change_by_a_gpus_precision_is_measured_once(tmp_path: Path, monkeypatch
     # A failure fails no load.
     for measure in (fail, lambda _: 0.25, fail):
         monkeypatch.setattr(base, "measure_change", measure)
-        assert started(DoublingHandler(), tmp_path, {}).initialized
+        assert started(DoublingHandler(), tmp_path, {}).engine
     assert models[0]() is None
     gc.enable()
     told = [message.removeprefix("torch cpu float32 ") for message in caplog.messages if "hange" in message]
@@ -335,9 +342,9 @@ def test_change_by_a_gpus_precision_is_measured_once(tmp_path: Path, monkeypatch
 
 def test_split_costs_what_the_gpu_took_in_classic_mode(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.setattr(trial, "measure", lambda *_: [(1, 0.005), (20, 0.005)])
-    assert started(DoublingHandler(), tmp_path, {}).overhead.tokens == 250
+    assert inputs_of(started(DoublingHandler(), tmp_path, {})).overhead.tokens == 250
     monkeypatch.setattr(base, "_device", lambda _: GPU)
-    assert started(DoublingHandler(), tmp_path, {}).overhead.tokens == 2**31
+    assert inputs_of(started(DoublingHandler(), tmp_path, {})).overhead.tokens == 2**31
 
 
 def test_precision_of_fp32_is_not_torchserves_choice() -> None:

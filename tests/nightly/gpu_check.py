@@ -159,7 +159,7 @@ def images(store: Path) -> Figures:
         what = f"decoding on {threads} threads, switched every {1000 * interval_s:g} ms, blocks of {block >> 10} KiB"
         yield f"{what}, images/s", len(bodies) / took_s
     files = [torch.frombuffer(bytearray(body), dtype=torch.uint8) for body in bodies]
-    decode = partial(torchvision.io.decode_jpeg, files, device=str(handler.device))
+    decode = partial(torchvision.io.decode_jpeg, files, device=str(handler.archive.device))
     yield "nvJPEG without resizing, images/s", len(bodies) / rate_s(decode)
     pillow = np.asarray(Image.open(io.BytesIO(bodies[0]))).transpose(2, 0, 1).astype(int)
     levels = np.abs(decode()[0].cpu().numpy() - pillow)

@@ -32,7 +32,7 @@ class ColourNames(BatchHandler[Settings, Item]):
     staged_files = ("*.csv",)
 
     def load(self) -> FunctionEngine:
-        with (self.model_dir / self.config.palette).open(encoding="utf-8") as file:
+        with (self.archive.model_dir / self.config.palette).open(encoding="utf-8") as file:
             self.names, *channels = zip(*csv.reader(file), strict=True)
         self.palette = np.array(channels, np.float32).T
         return FunctionEngine(self.measure, ["colours"])

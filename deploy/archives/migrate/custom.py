@@ -42,7 +42,7 @@ class $name($bases):
 
     def load(self):
         model = $manifest
-        properties = {"model_dir": str(self.model_dir), "gpu_id": self.device.index, "batch_size": 1}
+        properties = {"model_dir": str(self.archive.model_dir), "gpu_id": self.archive.device.index, "batch_size": 1}
         context = SimpleNamespace(manifest={"model": model}, system_properties=properties, model_yaml_config={})
         $initialize
         return FunctionEngine(self.run, ["data"])
@@ -188,4 +188,5 @@ def _import_problems(module: ast.Module) -> Iterator[str]:
             continue
         for call in ast.walk(node):
             if isinstance(call, ast.Call) and ast.unparse(call.func).rpartition(".")[2] in READING:
-                yield f"line {call.lineno} reads a file when it is imported: move it into `load`, with self.model_dir"
+                place = "move it into `load`, with self.archive.model_dir"
+                yield f"line {call.lineno} reads a file when it is imported: {place}"

@@ -28,8 +28,8 @@ from deploy.models import ModelEntry
 from handlers.errors import InvalidConfig, InvalidInput, Unfaithful, reason
 from handlers.pipeline.task import decode
 from handlers.protocol.requests import Payload
-from handlers.vision.encoding import encode_image
 from handlers.vision.handler import ImageHandler
+from handlers.vision.images import encode_image
 from handlers.vision.pixel_network import load_state
 from handlers.vision.preprocessing import Pixels
 

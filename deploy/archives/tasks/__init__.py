@@ -12,7 +12,6 @@ import ast
 import importlib
 import importlib.util
 import logging
-import math
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -158,13 +157,11 @@ def task_class(handler: str) -> Any:
 
 def load_task(handler: str, folder: Path, config: HandlerConfig) -> Any:
     """Load a built-in task from an archive's files, as a worker does; InvalidConfig if they do not fit the settings."""
-    # Here and not above: the check whether an archive is up to date does not need torch.
-    import torch  # noqa: PLC0415
+    from handlers.pipeline.values import Archive  # noqa: PLC0415 - `archive --help` needs no numpy
 
     task = task_class(handler)()
     streams = 1 if config.scheduling.streams == "auto" else config.scheduling.streams  # one stream needs no trial
     task.config = replace(config, scheduling=replace(config.scheduling, streams=streams))
-    task.model_dir, task.device, task.fingerprint = folder, torch.device("cpu"), None
-    task.longest_run_s = math.inf
+    task.archive = Archive(folder)
     task.engine = task.load()
     return task

@@ -17,8 +17,7 @@ from deploy.archives.tokens import check_tokenizer
 from deploy.models import Engine, ModelEntry
 from handlers.archive_files import CHECKPOINT, GRAPH
 from handlers.config import parse
-from handlers.image_text.config import ImageTextEmbeddingConfig
-from handlers.image_text.families import TEXT_GRAPH
+from handlers.image_text.config import TEXT_GRAPH, ImageTextEmbeddingConfig
 from handlers.image_text.towers import load_towers
 from handlers.text.encoders import write_tokenizer
 

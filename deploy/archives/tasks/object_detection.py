@@ -22,9 +22,8 @@ from handlers.config import parse
 from handlers.errors import InvalidConfig
 from handlers.vision.boxes import RULES
 from handlers.vision.config import ObjectDetectionConfig
-from handlers.vision.pixel_detector import FAMILY, PixelDetector, load_detector
+from handlers.vision.pixel_detector import FAMILY, PixelDetector, PixelSsd, load_detector, load_ssd
 from handlers.vision.pixel_network import check_family
-from handlers.vision.pixel_ssd import PixelSsd, load_ssd
 
 FACTS = {
     "settings": "vision.config:ObjectDetectionConfig",

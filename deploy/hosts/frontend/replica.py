@@ -70,12 +70,12 @@ class Replica:
         check_format(Path(archive))
         loaded = LoadedArchive(Path(archive), "adaptive", threads=threads, gpu=gpu, metrics=metrics)
         self.name, self.version, self._loaded = loaded.name, loaded.version, loaded
-        self._handler, self._core = loaded.handler, loaded.handler.core
+        self._handler, self._core = loaded.handler, loaded.handler.service.core
         #: The most bytes of a body; one byte more is enough to reject it.
         self.max_body_bytes: int = self._handler.config.max_body_bytes
         #: Whether a GPU computes, and the requests of a full micro-batch.
         self.is_on_gpu, self.window = gpu is not None, self._handler.config.max_batch_items
-        self.metadata = self._handler.metadata
+        self.metadata = self._handler.archive.metadata
         self._is_doubtful = False
         self._is_helping = False  # whether the loop is about to run a micro-batch
         self._threads_until_s = 0.0  # when the loop may run micro-batches again
@@ -144,7 +144,7 @@ class Replica:
     async def close(self) -> None:
         """End the core's threads, and report the last metrics."""
         await asyncio.to_thread(self._core.close)
-        await asyncio.to_thread(self._handler.reporter.stop)
+        await asyncio.to_thread(self._handler.service.reporter.stop)
 
     def unload(self) -> None:
         """Let go of the archive and its model, which is closed."""

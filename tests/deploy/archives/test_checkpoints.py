@@ -166,6 +166,14 @@ def spoil(colours: Path, change: dict[str, str]) -> None:
         "colour_names.py:3: ModuleNotFoundError: No module named 'nobodys_package'; add its package",
     ),
     ({"\nColour = ": '\nimport collections\nP = collections.namedtuple("P", "x")\nColour = '}, "2 classes (P, Col"),
+    (
+        {"self.archive.model_dir": "self.model_dir"},
+        "colour_names.py:27: self.model_dir is replaced by self.archive.",
+    ),
+    (
+        {"    staged_files": "    is_repeatable = False\n    staged_files"},
+        "ColourNames: is_repeatable is replaced by Results(is_repeatable=...); see",
+    ),
     ({"max_batch_items: 32": "max_batch_itmes: 32"}, "colours: handler: max_batch_itmes: unknown name (did you"),
 )
 def test_unservable_task_is_one_line(change: dict[str, str], words: str, archive_sh: ArchiveSh, colours: Path) -> None:

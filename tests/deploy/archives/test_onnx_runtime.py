@@ -103,7 +103,8 @@ def test_file_that_openvino_does_not_run_exactly_answers_as_the_reference(case: 
     assert lines[2].endswith(": ONNX Runtime runs the file as it is")
     build = read_build(archive_sh.store / "m")
     assert build is not None and build.fidelity["engine"] == "onnxruntime"
-    assert (handler.engine.description, handler.metadata.platform) == ("onnxruntime cpu", "torchserve_onnxruntime")
+    platform = handler.archive.metadata.platform
+    assert (handler.engine.description, platform) == ("onnxruntime cpu", "torchserve_onnxruntime")
     wanted = ReferenceEvaluator(str(path)).run(None, rows)
     got = columns(ask(handler, *inference(rows)))
     for array, expected in zip(got.values(), wanted, strict=True):
@@ -206,7 +207,7 @@ def test_onnx_runtime_runs_a_file_that_asks_for_it_with_its_external_data(archiv
 def test_maps_are_left_out_of_answers_and_rejections_name_the_way_out(archive_sh: ArchiveSh) -> None:
     maps = "seq(map(int64, float)) maps"
     write_onnx(archive_sh.folder / "m.onnx", f"(float[n, 4] X) => (int64[n] label, {maps}) {{ {ZIPPED} }}")
-    assert built(archive_sh).metadata.outputs[0].name == "label"
+    assert built(archive_sh).archive.metadata.outputs[0].name == "label"
     said = "m: answers lack maps, which is a sequence or map; convert the model with zipmap=False"
     assert said in archive_sh.out[0]
     write_onnx(archive_sh.folder / "m.onnx", f"(float[n, 4] X) => ({maps}) {{ {ZIPPED} }}")

@@ -26,7 +26,7 @@ State = namedtuple("State", "in_flight waiting_items running_batches unsplit_ite
 
 
 def state(handler: BatchHandler[Any, Any]) -> State:
-    core = handler.core
+    core = handler.service.core
     with core._lock:
         running = len(core._scheduler.streams.running)
         return State(len(core._pending), core._scheduler.queue.items, running, len(core._unsplit))

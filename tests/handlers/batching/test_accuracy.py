@@ -100,7 +100,8 @@ def test_quick_and_wrong_precision_is_not_chosen_and_compared_once(mode: str, tm
     assert load(handler, folder, mode=mode) == "int8" and "bf16" in handler.ran
     (line,) = [each for each in caplog.messages if each.startswith("Not used: ")]
     assert line.startswith("Not used: bf16, values 0.0000 of 30 samples") and "less than 0.98 on this processor" in line
-    assert handler.metadata.proofs["bf16"]["agreement"] == 0 and handler.metadata.proofs["int8"]["agreement"] > 0.99
+    proofs = handler.archive.metadata.proofs
+    assert proofs["bf16"]["agreement"] == 0 and proofs["int8"]["agreement"] > 0.99
     with patch.object(accuracy, "answer_items", side_effect=AssertionError("compared again")):
         again = Doubling(WRONG, int8=RIGHT)
         assert load(again, folder, mode=mode) == "int8" and "bf16" not in again.ran

@@ -34,8 +34,8 @@ HEADERS = {"host": "localhost"}
 @pytest.fixture(params=[GatedHandler, ThreadedHandler])
 def handler(request: pytest.FixtureRequest, start: Start) -> GatedHandler:
     handler: GatedHandler = start(request.param, {"max_batch_items": 1})
-    handler.reporter.stop()
-    handler.reporter.recorder.drain()
+    handler.service.reporter.stop()
+    handler.service.reporter.recorder.drain()
     handler.module.batches.clear()
     return handler
 
@@ -53,11 +53,11 @@ def assert_cancelled(*futures: Any) -> None:
 
 
 def count_abandoned(handler: GatedHandler) -> float:
-    return sum(each.value for each in handler.reporter.recorder.drain() if each.counter == ABANDONED)
+    return sum(each.value for each in handler.service.reporter.recorder.drain() if each.counter == ABANDONED)
 
 
 def test_replies_are_written_where_their_caller_wants_them(handler: GatedHandler) -> None:
-    core, split, split_on = handler.core, handler.split, set[Any]()
+    core, split, split_on = handler.service.core, handler.split, set[Any]()
     handler.split = lambda *given: split_on.add(threading.current_thread()) or split(*given)  # type: ignore[method-assign,func-returns-value]
 
     async def ask(body: bytes) -> tuple[int, bytes]:
@@ -159,7 +159,7 @@ def test_deep_health_asks_the_engine_although_its_sample_is_in_the_cache(start: 
 
 
 def test_waiting_request_that_is_cancelled_never_runs_and_a_running_one_is_dropped(handler: GatedHandler) -> None:
-    core = handler.core
+    core = handler.service.core
     handler.gate.clear()
     handler.slow_gate.clear()
     with patch.object(handler, "split", wraps=handler.split) as split:
@@ -180,10 +180,10 @@ def test_waiting_request_that_is_cancelled_never_runs_and_a_running_one_is_dropp
 
 
 def test_request_that_is_cancelled_before_its_reply_is_written_leaves_nothing(handler: GatedHandler) -> None:
-    future = submit(handler.core, b"2")
+    future = submit(handler.service.core, b"2")
     future.result(TIMEOUT_S)
     assert not handler.forgets()
-    handler.core.cancel(future)
+    handler.service.core.cancel(future)
     assert handler.forgets()
 
 
@@ -192,7 +192,7 @@ def test_time_of_a_micro_batch_that_was_halved_is_not_that_of_its_size(start: St
     handler.module.capacity = 1
     with patch.object(Scheduler, "finish", autospec=True, side_effect=Scheduler.finish) as finish:
         for body in (b"2", write_list(4, 6)):
-            submit(handler.core, body).result(TIMEOUT_S)
+            submit(handler.service.core, body).result(TIMEOUT_S)
     assert [call.kwargs["is_typical"] for call in finish.mock_calls] == [True, False]
 
 
@@ -200,7 +200,7 @@ def test_request_expires_although_no_one_looks(start: Start, monkeypatch: Patch)
     # Only the request itself says when to look.
     monkeypatch.setattr("handlers.batching.core.CHECK_S", 600.0)
     handler = start(GatedHandler, {"max_batch_items": 1})
-    core = handler.core
+    core = handler.service.core
     handler.module.batches.clear()
     handler.gate.clear()
     busy = submit(core, b"2")
@@ -212,7 +212,7 @@ def test_request_expires_although_no_one_looks(start: Start, monkeypatch: Patch)
 
 
 def test_core_that_is_closed_has_cancelled_what_it_had_and_ended_its_threads(handler: GatedHandler) -> None:
-    core, before = handler.core, {*threading.enumerate()}
+    core, before = handler.service.core, {*threading.enumerate()}
     handler.gate.clear()
     futures = [submit(core, body) for body in (b"2", b"4")]
     handler.wait(waiting=1)
@@ -229,7 +229,7 @@ def test_core_that_is_closed_has_cancelled_what_it_had_and_ended_its_threads(han
 
 def test_request_that_expires_while_the_core_closes_is_cancelled(start: Start, monkeypatch: Patch) -> None:
     handler, may_cancel = start(ThreadedHandler), threading.Event()
-    core, cancel = handler.core, handler.core.cancel
+    core, cancel = handler.service.core, handler.service.core.cancel
 
     def cancel_late(submitted: Submitted) -> None:
         assert may_cancel.wait(TIMEOUT_S)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from handlers.batching.equal_items import LARGE_BYTES, Cache, key_of
 from handlers.metrics import CACHE_HITS, CACHE_MISSES
-from handlers.pipeline.task import Hooks
+from handlers.pipeline.values import Results
 from handlers.protocol.requests import Cost, Payload
 from handlers.protocol.tensors import BF16
 from handlers.tasks.stock import StockHandler
@@ -34,7 +34,7 @@ def handler(request: pytest.FixtureRequest, start: Start) -> GatedHandler:
 def hold(handler: GatedHandler) -> Any:
     """Let a micro-batch wait at the gate, so that all others wait together."""
     handler.gate.clear()
-    busy = submit(handler.core, b"1000")
+    busy = submit(handler.service.core, b"1000")
     handler.wait()
     return busy
 
@@ -42,11 +42,11 @@ def hold(handler: GatedHandler) -> Any:
 def test_equal_items_that_wait_run_once_and_each_client_has_its_own_response(handler: GatedHandler) -> None:
     busy = hold(handler)
     alone, gone, listed, numbered = (
-        submit(handler.core, body, **headers)
+        submit(handler.service.core, body, **headers)
         for body, headers in [(b"2", {}), (b"2", {}), (write_list("2", 7, "2"), JSON), (b'{"number": 2}', JSON)]
     )
     handler.wait(waiting=6)
-    handler.core.cancel(gone)
+    handler.service.core.cancel(gone)
     handler.gate.set()
     bodies = [future.result(TIMEOUT_S)().body for future in (alone, listed, numbered)]
     assert bodies == [b"4.0", b'{"predictions":[4.0,14.0,4.0]}', b"4.0"]
@@ -60,8 +60,8 @@ def test_equal_items_that_wait_run_once_and_each_client_has_its_own_response(han
 
 def test_most_urgent_of_equal_items_decides_when_all_run(handler: GatedHandler) -> None:
     hold(handler)
-    others = [submit(handler.core, b"%d" % number) for number in (1, 3, 5, 7, 9)]
-    patient, urgent = (submit(handler.core, b"11", **{"X-Priority": level}) for level in ("3", "1"))
+    others = [submit(handler.service.core, b"%d" % number) for number in (1, 3, 5, 7, 9)]
+    patient, urgent = (submit(handler.service.core, b"11", **{"X-Priority": level}) for level in ("3", "1"))
     handler.wait(waiting=7)
     handler.gate.set()
     assert [future.result(TIMEOUT_S)().status for future in (*others, patient, urgent)] == [200] * 7
@@ -70,7 +70,7 @@ def test_most_urgent_of_equal_items_decides_when_all_run(handler: GatedHandler) 
 
 def test_item_that_fails_is_each_waiting_clients_own_error_after_one_run(handler: GatedHandler) -> None:
     hold(handler)
-    failed = [submit(handler.core, b"666") for _ in range(3)]
+    failed = [submit(handler.service.core, b"666") for _ in range(3)]
     handler.wait(waiting=3)
     handler.gate.set()
     assert [future.result(TIMEOUT_S)().status for future in failed] == [500] * 3
@@ -79,18 +79,19 @@ def test_item_that_fails_is_each_waiting_clients_own_error_after_one_run(handler
 
 def test_cache_answers_equal_items_without_a_run_and_counts_them(start: Start) -> None:
     handler = start(ThreadedHandler, {"cache_mib": 1})
-    handler.reporter.stop()
-    handler.reporter.recorder.drain()
+    handler.service.reporter.stop()
+    handler.service.reporter.recorder.drain()
     handler.module.batches.clear()
     with_option = write_list("2")[:-1] + b',"other":1}'
     lists = [write_list(*numbers) for numbers in (["2", "3"], ["3", "2"], ["2", "9"])]
     bodies = [b"2", b"2", b"3", *lists, b"x", b"x", with_option]
-    responses = [submit(handler.core, body, **(JSON if b"{" in body else {})).result(TIMEOUT_S)() for body in bodies]
+    core = handler.service.core
+    responses = [submit(core, body, **(JSON if b"{" in body else {})).result(TIMEOUT_S)() for body in bodies]
     hits = [number for number, each in enumerate(responses) if each.headers.get("X-Cache") == "hit"]
     assert (hits, json.loads(responses[4].body)) == ([1, 4], {"predictions": [6.0, 4.0]})
     assert [each.status for each in responses] == [200] * 6 + [422, 422, 400]
     assert sorted(number for batch in handler.module.batches for number in batch) == [2, 2, 3, 3, 9]
-    sums = {each.counter: each.value for each in handler.reporter.recorder.drain()}
+    sums = {each.counter: each.value for each in handler.service.reporter.recorder.drain()}
     assert (sums[CACHE_HITS], sums[CACHE_MISSES]) == (4, 8)
     assert handler.forgets()
 
@@ -98,28 +99,28 @@ def test_cache_answers_equal_items_without_a_run_and_counts_them(start: Start) -
 def test_request_of_cached_items_keeps_the_limits_and_the_checks_of_any_other(start: Start) -> None:
     handler = start(GatedHandler, {"cache_mib": 1, "max_request_tokens": 3})
     lists = [write_list(each) for each in (1, 3, 5, 7)]
-    assert {submit(handler.core, each, **JSON).result(TIMEOUT_S)().status for each in lists} == {200}
-    response = submit(handler.core, write_list(1, 3, 5, 7), **JSON).result(TIMEOUT_S)()
+    assert {submit(handler.service.core, each, **JSON).result(TIMEOUT_S)().status for each in lists} == {200}
+    response = submit(handler.service.core, write_list(1, 3, 5, 7), **JSON).result(TIMEOUT_S)()
     assert b"max_request_tokens" in response.body
-    assert submit(handler.core, lists[0], **JSON, **{"X-Priority": "none"}).result(TIMEOUT_S)().status == 400
+    assert submit(handler.service.core, lists[0], **JSON, **{"X-Priority": "none"}).result(TIMEOUT_S)().status == 400
 
 
 def test_items_whose_results_may_differ_do_not_share_unless_the_owner_says_so(start: Start) -> None:
     class Random(GatedHandler):
-        is_repeatable = False
+        results = Results(is_repeatable=False)
 
     ran = []
     for kind, settings in ((Random, {}), (Random, {"share_equal": True}), (GatedHandler, {"share_equal": False})):
         handler = start(kind, {"max_batch_items": 8, **settings})
         hold(handler)
-        futures = [submit(handler.core, b"2") for _ in range(3)]
+        futures = [submit(handler.service.core, b"2") for _ in range(3)]
         handler.wait(waiting=3)
         handler.module.batches.clear()
         handler.gate.set()
         assert {future.result(TIMEOUT_S)().body for future in futures} == {b"4.0"}
         ran.append(handler.module.batches[-1])
     assert ran == [[2, 2, 2], [2], [2, 2, 2]]
-    assert Hooks.is_repeatable and not StockHandler.is_repeatable
+    assert not StockHandler.results.is_repeatable
 
 
 ZEROS = np.zeros(LARGE, np.uint8)

@@ -22,7 +22,7 @@ from tritonclient.grpc import service_pb2
 from deploy.models import ROOT
 from handlers.base import RESPONSE_TIMEOUT_S
 from handlers.batching.arrivals import LEAST_THREADS
-from handlers.continuous.only_worker import claim
+from handlers.continuous.mode import claim
 from handlers.errors import InvalidConfig
 from handlers.protocol.wire import PROTOBUF
 from tests.handlers.batching import gated
@@ -212,7 +212,7 @@ def test_full_queue_rejects_with_the_configured_status(start: Start, status: int
 
 def test_idle_worker_makes_no_exchange_and_costs_no_processor_time(start: Start) -> None:
     handler = start()
-    handler.reporter.stop()
+    handler.service.reporter.stop()
     with Frontend(handler) as frontend:
         for number in range(20):
             frontend.send(str(number).encode())
@@ -248,13 +248,13 @@ def test_uncaught_bug_or_stuck_engine_ends_the_worker(start: Start, hook: str, m
     frontend.abandon()
     handler.gate.set()
     # The micro-batch that died counts as running: once `os._exit` is real again, it would end the process of the tests.
-    handler.core.close()
+    handler.service.core.close()
     frontend.end()
 
 
 def test_metrics_say_what_was_rejected_missed_and_exchanged(start: Start) -> None:
     handler = start(settings={"max_batch_items": 1}, max_queue_items=3)
-    handler.reporter.stop()
+    handler.service.reporter.stop()
     with Frontend(handler) as frontend:
         handler.gate.clear()
         busy = frontend.submit(b"0", x_timeout_ms="1000")  # it begins in time, on a machine that stalls
@@ -265,7 +265,7 @@ def test_metrics_say_what_was_rejected_missed_and_exchanged(start: Start) -> Non
         handler.gate.set()
         assert [each.result(TIMEOUT_S).status for each in (busy, fine, *rejected)] == [200, 200, 200, 503]
     totals = Counter[str]()
-    for each in handler.reporter.recorder.drain():
+    for each in handler.service.reporter.recorder.drain():
         totals[" ".join([each.counter.name.removeprefix("handler_"), *each.labels])] += each.value
     counted = {"rejections_total QueueTimeout": 1, "rejections_total QueueFull": 1, "deadline_misses_total": 2}
     counted |= {"requests_total success": 3, "requests_total fail": 2, "executions_total 1": 3}
@@ -278,7 +278,7 @@ def test_metrics_say_what_was_rejected_missed_and_exchanged(start: Start) -> Non
 
 OTHER = """
 import sys
-from handlers.continuous.only_worker import claim
+from handlers.continuous.mode import claim
 claim(sys.argv[1], 0.0)
 print("claimed", flush=True)
 sys.stdin.read()
@@ -288,7 +288,7 @@ sys.stdin.read()
 @pytest.mark.skipif(sys.platform != "linux", reason="abstract sockets are Linux's")
 def test_name_that_another_process_has_is_rejected_and_is_free_when_that_has_ended(monkeypatch: Patch) -> None:
     claims: dict[str, socket.socket] = {}
-    monkeypatch.setattr("handlers.continuous.only_worker._claims", claims)
+    monkeypatch.setattr("handlers.continuous.mode._claims", claims)
     name, pipe = f"test {os.getpid()} m 1.0", subprocess.PIPE
     command = [sys.executable, "-c", OTHER, name]
     with subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe, text=True) as process:

@@ -40,7 +40,7 @@ def checkpoint(tmp_path_factory: Temp) -> Path:
 def make(checkpoint: Path, tmp_path_factory: Temp) -> Make:
     folder = tmp_path_factory.mktemp("converted") / "ctranslate2"
     assert convert(checkpoint, TranslationConfig(), folder, None) is None
-    generation, _ = read_generation(checkpoint)
+    generation, _ = read_generation(checkpoint, trust_remote_code=False)
 
     def make(**settings: Any) -> CTranslate2Engine:
         settings = {"pad_id": PAD, "device": CPU, "precision": "fp32", "threads": 2, **settings}
@@ -111,7 +111,7 @@ def test_run_that_fails_or_is_past_its_time_ends_and_the_next_one_answers(make: 
 
 def test_scores_in_int8_follow_those_of_fp32(checkpoint: Path, make: Make, inputs: Inputs, tmp_path: Path) -> None:
     assert convert(checkpoint, TranslationConfig(), tmp_path / "ctranslate2", "int8") is None
-    generation, _ = read_generation(checkpoint)
+    generation, _ = read_generation(checkpoint, trust_remote_code=False)
     int8 = CTranslate2Engine(tmp_path / "ctranslate2", generation, pad_id=PAD, device=CPU, threads=1)
     assert int8.description == "ctranslate2 cpu int8"
     texts = [[int8._vocabulary[number] for number in row if number != PAD] for row in inputs["input_ids"].tolist()]

@@ -13,12 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from handlers.engines import Budget, Engine
+from handlers.engines import ROWS, TOKENS, Budget, Engine, ladder, round_up, steps
 from handlers.engines.compilation import attempt
 from handlers.engines.graphs import Graphs, Layout
-from handlers.engines.ladder import ROWS, TOKENS, ladder, round_up, steps
 from handlers.engines.torch import TorchEngine
 from handlers.errors import OutOfMemory
+from handlers.pipeline.task import inputs_of
 from handlers.text.inputs import round_length
 from tests.handlers.cpu_graphs import GPU, CpuRecorder, use_cpu_graphs, use_graphs
 from tests.handlers.serving import DoublingHandler, Log, Patch, started
@@ -165,7 +165,7 @@ class Twice(torch.nn.Module):
 
 class OnDevice(DoublingHandler):
     def load(self) -> Engine:
-        return TorchEngine(Twice(), self.device, ["numbers"], ["doubles"])
+        return TorchEngine(Twice(), self.archive.device, ["numbers"], ["doubles"])
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -188,7 +188,7 @@ def test_killed_recording_is_followed_by_none(device: str, tmp_path: Path, monke
         start()
     # As a kill would leave the folder.
     shutil.copytree(left, cache, dirs_exist_ok=True)
-    assert [start().overhead.sizes for _ in range(2)] == [(), (1, 2, 4)]
+    assert [inputs_of(start()).overhead.sizes for _ in range(2)] == [(), (1, 2, 4)]
     assert "CUDA graphs: none, RuntimeError: the last worker ended while it recorded" in caplog.messages
 
 

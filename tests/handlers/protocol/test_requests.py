@@ -17,10 +17,9 @@ from handlers.protocol import open_inference, rows
 from handlers.protocol.api_forms import Embeddings
 from handlers.protocol.bodies import parse_json
 from handlers.protocol.fields import Fields
-from handlers.protocol.requests import Allowance, Payload, Request
+from handlers.protocol.requests import Allowance, Payload, Request, Terms
 from handlers.protocol.responses import Form, GrpcErrors, Instances, OneItem
 from handlers.protocol.rows import Shape, read_headers
-from handlers.protocol.terms import Terms
 from tests.tables import table
 
 SHAPE = Shape(Fields(frozenset({"b64"}), max_request_items=3), max_body_bytes=100)

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import transformers
 
-from handlers.engines.ladder import ROWS
+from handlers.engines import ROWS
+from handlers.pipeline.task import inputs_of
 from handlers.text.handler import TextHandler
 from handlers.text.inputs import Text
 from handlers.warm_up import measure_change
@@ -66,7 +67,7 @@ def pipeline(task: str, checkpoint: str) -> Any:
 
 
 def expected(handler: Handler, name: str, text: str, **options: Any) -> Any:
-    checkpoint, task = str(handler.checkpoint_dir), MODELS[name]["task"]
+    checkpoint, task = str(handler.archive.checkpoint_dir), MODELS[name]["task"]
     if task != "sentence_embedding":
         return pipeline(task.replace("_", "-"), checkpoint)(text, **options)
     states = np.array(pipeline("feature-extraction", checkpoint)(text)[0])
@@ -135,7 +136,8 @@ def test_any_batch_is_answered_as_by_transformers(
         handler = start(tiny_archive, name, **settings)
     if recorder:
         lengths = (16, 32, 48, 64, 96, 128, 192)
-        assert (handler.overhead.lengths, handler.overhead.sizes) == (lengths, (1, 2, 4, 8, 16, 32))
+        overhead = inputs_of(handler).overhead
+        assert (overhead.lengths, overhead.sizes) == (lengths, (1, 2, 4, 8, 16, 32))
         recorder.replays = 0
     # bf16 rounds each factor by 2**-9; a state is about one.
     tolerance = 5e-2 if "precision" in settings else 1e-4
@@ -172,7 +174,7 @@ CUTS: list[tuple[dict[str, Any], dict[str, Any]]] = [
 @pytest.mark.parametrize("name", ["mean", "softmax", "bytes"])
 def test_long_text_is_cut_as_its_client_asks(tiny_archive: Made, name: str) -> None:
     handler = start(tiny_archive, name)
-    checkpoint, task = str(handler.checkpoint_dir), MODELS[name]["task"].replace("_", "-")
+    checkpoint, task = str(handler.archive.checkpoint_dir), MODELS[name]["task"].replace("_", "-")
     # One more than its limit of characters: a client that allows cutting gets an answer, too.
     long = f"Anna Berg {LONG} mayor. " + "x" * (50_001 - len(LONG) - 18)
     rows = [of_text(long, **asked) for asked, _ in CUTS]
@@ -262,7 +264,7 @@ def test_change_of_a_precision_is_measured_beside_fp32(tiny_archive: Made) -> No
 def test_graphs_in_two_threads_equal_the_module(device: str, shapes: int, tiny_archive: Any, monkeypatch: Any) -> None:
     use_graphs(monkeypatch, device)
     eager, recorded = (start(tiny_archive, "mean", cuda_graphs=way, max_length=48) for way in ("off", "auto"))
-    assert (eager.overhead.sizes, recorded.overhead.sizes) == ((), ROWS)
+    assert (eager.inputs.overhead.sizes, recorded.inputs.overhead.sizes) == ((), ROWS)
 
     def compare(number: int) -> float:
         chance = np.random.default_rng(number)

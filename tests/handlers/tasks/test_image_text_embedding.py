@@ -15,7 +15,7 @@ from PIL import Image
 from deploy.models import Engine
 from handlers.archive_files import CHECKPOINT
 from handlers.errors import InvalidConfig
-from handlers.image_text.families import read_family
+from handlers.image_text.config import read_family
 from handlers.tasks.image_text_embedding import ImageTextEmbeddingHandler
 from tests import tiny_image_text
 from tests.handlers.serving import Made, assert_own_answers, serve, started

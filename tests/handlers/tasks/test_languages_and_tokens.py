@@ -119,7 +119,7 @@ def listed(encodings: Any) -> dict[str, Any]:
 def test_texts_get_the_tokenizers_own_ids_padded_to_their_longest(tmp_path: Path) -> None:
     exports.staged("tokenizer", tmp_path)
     handler = started(TokenizationHandler(), tmp_path, {})
-    oracle = transformers.AutoTokenizer.from_pretrained(handler.model_dir / CHECKPOINT)
+    oracle = transformers.AutoTokenizer.from_pretrained(handler.archive.model_dir / CHECKPOINT)
     assert_own_answers(handler, [(text, listed(oracle(text))) for text in TEXTS], BAD_TEXTS)
     rows = [inquiry(text=texts) for texts in (TEXTS[:1], TEXTS, ["x", " "])]
     instances, alone, together, mixed = serve(handler, [json.dumps({"instances": TEXTS}).encode(), *rows])

@@ -30,7 +30,7 @@ QUERY = "Who wrote the letter?"
 def library(name: str, handler: Handler) -> Any:
     """Return the model of a handler in a class of sentence-transformers, whose import takes a second."""
     made = getattr(import_module("sentence_transformers"), name)
-    return made(str(handler.checkpoint_dir), device="cpu", local_files_only=True)
+    return made(str(handler.archive.checkpoint_dir), device="cpu", local_files_only=True)
 
 
 def ask(handler: Any, api: str, *documents: Any) -> list[Answer]:
@@ -346,7 +346,7 @@ def test_api_that_the_model_does_not_serve_is_rejected(tiny_archive: Made, monke
 
 def test_client_of_another_vector_space_is_rejected_and_each_response_names_its_own(tiny_archive: Made) -> None:
     handler = start(tiny_archive, EMBEDDER)
-    own = str(handler.metadata.vector_space)
+    own = str(handler.archive.metadata.vector_space)
     assert re.fullmatch("[0-9a-f]{16}-fp32", own)
     body = json.dumps({"model": "m", "input": TEXTS[0]}).encode()
     spaces: list[dict[str, str]] = [{}, {"X-Vector-Space": own}, {"X-Vector-Space": "other"}]

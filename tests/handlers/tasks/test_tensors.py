@@ -95,7 +95,7 @@ def test_function_without_configuration_takes_what_each_client_sends(tmp_path: P
     assert ours.body == {"predictions": [{"y": 1, "doubled": 2}, {"y": [2.5], "doubled": [5.0]}]}
     assert theirs.body == {"outputs": {"y": [7], "doubled": [14]}}
     assert text.body["predictions"] == [{"doubled": "aa", "y": "a"}]
-    told = [(each.name, each.datatype, each.shape) for each in handler.metadata.outputs]
+    told = [(each.name, each.datatype, each.shape) for each in handler.archive.metadata.outputs]
     assert told == [("y", "ANY", (-1,)), ("doubled", "ANY", (-1,))]
 
 
@@ -311,7 +311,7 @@ def test_only_a_model_without_chance_shares_the_results_of_equal_items(tmp_path:
     found = []
     for name, module in (("plain", Plain()), ("noisy", Noisy())):
         (folder := tmp_path / name).mkdir()
-        found.append(models.scripted(folder, module, said).is_repeatable)
+        found.append(models.scripted(folder, module, said).results.is_repeatable)
     (folder := tmp_path / "function").mkdir()
-    found.append(function(folder, "def infer(x): return {'y': x}").is_repeatable)
+    found.append(function(folder, "def infer(x): return {'y': x}").results.is_repeatable)
     assert found == [True, False, False]

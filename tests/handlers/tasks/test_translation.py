@@ -3,6 +3,7 @@
 import random
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -64,7 +65,7 @@ def test_translation_of_a_mixed_batch_equals_generate(start: Translators, family
     # An archive whose search differs from the model's on the builder's texts rejects beams.
     requests = [asked for asked in REQUESTS[family] if not (handler.is_greedy_only and "num_beams" in asked)]
     assert handler.engine.description == ("torch cpu float32" if "seamless" in family else "ctranslate2 cpu fp32")
-    monkeypatch.setattr(handler, "overhead", Overhead(items=1000))
+    monkeypatch.setattr(handler, "inputs", replace(handler.inputs, overhead=Overhead(items=1000)))
     texts = random.Random(3).sample(TEXTS, 2 * len(requests))
     rows = [{"text": text, **asked} for text, asked in zip(texts, requests * 2, strict=True)]
     expected = [original(Oracle(handler), family, **row) for row in rows]

@@ -57,7 +57,7 @@ class Oracle:
     """One generate() a text, in fp32, as transformers' own documentation has it; each answer wins by `DECIDED`."""
 
     def __init__(self, handler: TranslationHandler) -> None:
-        folder = handler.model_dir.parent / "original"
+        folder = handler.archive.model_dir.parent / "original"
         self.tokenizer = load_tokenizer(folder)
         self.model = transformers.AutoModelForSeq2SeqLM.from_pretrained(folder, dtype=torch.float32).eval()
 

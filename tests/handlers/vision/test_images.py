@@ -23,8 +23,8 @@ from torchvision.transforms import functional
 
 from handlers.errors import CorruptInput, ImageTooLarge, InvalidInput, WorkTooLarge
 from handlers.protocol.requests import Allowance
+from handlers.tasks.image_segmentation import find_classes
 from handlers.vision import images
-from handlers.vision.class_maps import find_classes
 from handlers.vision.config import PixelsConfig
 from handlers.vision.metadata import MOST_BLOCKS, MOST_CHUNKS, MOST_SCANS, MOST_SEGMENTS, strip_metadata
 from handlers.vision.preprocessing import Pixels, Preprocessing

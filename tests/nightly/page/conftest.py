@@ -16,7 +16,7 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 from deploy.archives.tasks import task_class
 from deploy.models import ROOT
 from handlers.pipeline.task import inputs_of
-from handlers.vision.encoding import encode_map
+from handlers.vision.images import encode_map
 from load import sandbox
 from tests.deploy.gateway.envoy.stand_ins import METADATA, StandIn, described
 from tests.e2e.conftest import printed

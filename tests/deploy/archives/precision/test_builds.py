@@ -113,7 +113,7 @@ def test_int8_from_another_processor_is_compared_by_the_worker_with_samples_of_t
         monkeypatch.setattr(accuracy, "name_place", lambda place=place: place)
         settings = {"precision": "auto", "engine": "openvino", "scheduling": {"mode": "classic"}}
         handler = started(SentenceEmbeddingHandler(), folder, settings)
-        proof = handler.metadata.proofs["int8"]
+        proof = handler.archive.metadata.proofs["int8"]
         assert (proof["samples"], proof["least"]) == (count, 0.5) and 0.5 < proof["agreement"] < 1
     assert caplog.text.count("Compared int8 with fp32 on this processor: vectors ") == 1
 
