@@ -11,7 +11,11 @@ from typing import Any
 # Heading -> the names below it, as module:Name.
 NAMES = {
     "Class": ("handlers.base:BatchHandler", "handlers.pipeline.task:Hooks"),
-    "Inputs and results": ("handlers.pipeline.values:Inputs", "handlers.pipeline.values:Results"),
+    "Inputs and results": (
+        "handlers.pipeline.values:Archive",
+        "handlers.pipeline.values:Inputs",
+        "handlers.pipeline.values:Results",
+    ),
     "Items": ("handlers.protocol.requests:Payload", "handlers.protocol.requests:Cost"),
     "Engines": (
         "handlers.engines:Engine",

@@ -10,11 +10,11 @@ def _end_handlers() -> Iterator[None]:
     before = len(STARTED)
     yield
     while len(STARTED) > before:
-        started = vars(STARTED.pop())
-        if "core" in started:
-            started["core"].close()
-        if "reporter" in started and started["reporter"]._thread.ident is not None:
-            started["reporter"].stop()
+        service = vars(STARTED.pop()).get("service")
+        if hasattr(service, "core"):
+            service.core.close()
+        if service is not None and service.reporter._thread.ident is not None:
+            service.reporter.stop()
 
 
 _of_a_module = pytest.fixture(autouse=True, scope="module")(_end_handlers)

@@ -17,6 +17,7 @@ from handlers.config import parse
 from handlers.engines.openvino import OpenVinoEngine
 from handlers.errors import InvalidConfig
 from handlers.pipeline.task import decode, inputs_of
+from handlers.pipeline.values import Archive
 from handlers.precision import comparisons as comps
 from handlers.precision.answers import NUMBERS, answer_items, exact_settings, kind_of, make_proof
 from handlers.text.windows import Window
@@ -131,7 +132,7 @@ def test_images_are_twenty_crops_or_a_folders_and_labels_are_classes_or_their_nu
     (tmp_path / "notes.txt").write_text("labels")
     (tmp_path / ".hidden").write_text("")
     task = task_class("image_classification")()
-    task.config = ImageClassificationConfig(arch="resnet18")
+    task.config, task.archive = ImageClassificationConfig(arch="resnet18"), Archive(tmp_path)
     task.preprocessing = Preprocessing(256, (224, 224), "bilinear", IMAGENET_MEAN, IMAGENET_STD)
     items, rejected = inputs.decode_inputs(task, inputs.list_inputs(tmp_path), is_text=False)
     assert [each.item.pixels.shape for each in items] == [(224, 224, 3)] * 2
