@@ -12,7 +12,7 @@ import transformers
 import yaml
 from onnx import TensorProto, helper
 
-from tests import tiny_detector, tiny_image_text, tiny_models, tiny_segmenter, tiny_seq2seq
+from tests import tiny_detector, tiny_image_text, tiny_models, tiny_retrieval, tiny_segmenter, tiny_seq2seq
 from tests.stock_archives import IRIS, IRIS_LABELS, archive, scripted
 
 TASK = """\
@@ -80,6 +80,11 @@ def write_project(folder: Path) -> None:
         labels = {"reranking": ("0",), "text_classification": ("bad", "plain", "good")}.get(head, tiny_models.LABELS)
         files = SENTENCE_MODULES if task == "sentence_embedding" else None
         add(name, task, tiny_models.checkpoint(folder / name, "bert", head, labels, files))
+    for name, task, write in (
+        ("words", "sparse_embedding", tiny_retrieval.splade),
+        ("matrices", "multi_vector_embedding", tiny_retrieval.late),
+    ):
+        add(name, task, write(folder / f"{name}-parts").rename(folder / name))
     config = transformers.ViTConfig(**tiny_image_text.VISION, num_labels=3)
     transformers.ViTForImageClassification(config).save_pretrained(folder / "pictures")
     square = {"height": tiny_image_text.SIDE, "width": tiny_image_text.SIDE}

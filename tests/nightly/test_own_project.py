@@ -21,7 +21,7 @@ import torch
 import torchvision
 import transformers
 from PIL import Image
-from sentence_transformers import CrossEncoder, SentenceTransformer
+from sentence_transformers import CrossEncoder, MultiVectorEncoder, SentenceTransformer, SparseEncoder
 
 from load.expect import matches
 from load.sandbox import free_ports
@@ -124,6 +124,12 @@ def name_iris(folder: Path) -> Any:
     return {"class": ["setosa", "versicolor", "virginica"][best]}
 
 
+def weigh_words(folder: Path) -> Any:
+    weights = SparseEncoder(str(folder), device="cpu").encode(TEXT, convert_to_sparse_tensor=False).numpy()
+    (indices,) = weights.nonzero()
+    return {"indices": indices.tolist(), "values": weights[indices].tolist()}
+
+
 # By model: the request, as JSON or a photograph, and the owner's answer.
 CASES: dict[str, tuple[Any, Callable[[Path], Any]]] = {
     "reviews": ({"text": TEXT}, pipe("text-classification")),
@@ -136,6 +142,11 @@ CASES: dict[str, tuple[Any, Callable[[Path], Any]]] = {
     "ranker": (
         {"query": QUESTION, "document": TEXT},
         lambda folder: {"score": float(CrossEncoder(str(folder)).predict([(QUESTION, TEXT)])[0])},
+    ),
+    "words": ({"text": TEXT}, weigh_words),
+    "matrices": (
+        {"text": TEXT},
+        lambda folder: MultiVectorEncoder(str(folder), device="cpu").encode(TEXT, convert_to_numpy=False).tolist(),
     ),
     "tokens": (
         {"text": TEXT},

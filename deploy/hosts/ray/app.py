@@ -100,6 +100,10 @@ async def _predict(name: str, handle: serve.handle.DeploymentHandle, *request: A
     try:
         return await handle.predict.remote(*request)  # type: ignore[no-any-return]
     except (RayError, RayServeException):
+        from handlers.protocol.wire import METADATA_HEADER, SAMPLE  # noqa: PLC0415
+
+        if request[1].get(METADATA_HEADER) == SAMPLE:
+            raise  # for deep health, which takes 503 for a full queue
         return reject(BUSY.saying(f"Model {name} has no replica that answers."))
 
 

@@ -94,10 +94,16 @@ class Cluster:
         models.write_text(yaml.safe_dump({**self._own_settings, **settings}))
         words = (BIN / "python", "-m", "deploy.hosts.ray", "config", models)
         config = yaml.safe_load(printed(*words, env=self.env, cwd=ROOT))
+        self._config = config
         until(lambda: self._accepts(config), timeout_s=START_S)
         names = [each["name"] for each in config["applications"]]
         until(lambda: self.statuses() == dict.fromkeys(names, "RUNNING"), timeout_s=START_S)
         until(lambda: all(self.is_routed(name) for name in names[:-1]), timeout_s=START_S)
+
+    def withdraw(self, name: str) -> None:
+        """Serve all applications of the last configuration but one."""
+        kept = [each for each in self._config["applications"] if each["name"] != name]
+        until(lambda: self._accepts({**self._config, "applications": kept}), timeout_s=START_S)
 
     def is_routed(self, name: str) -> bool:
         return requests.get(f"{self.http}/predictions/{name}", headers={"X-Model-Metadata": "1"}, timeout=60).ok

@@ -1,6 +1,7 @@
 """Ray Serve and a TorchServe with the same archives answer the same; replicas die and are replaced."""
 
 import os
+import re
 import signal
 import subprocess
 import threading
@@ -18,11 +19,13 @@ import pytest
 import requests
 import yaml
 from hypothesis import HealthCheck, given, settings
+from openapi_spec_validator import validate
 
 from deploy.archives.archive import Recipe
 from deploy.models import ModelEntry
 from deploy.nodes.run.server import Server
 from load.sandbox import run_server
+from tests import retrieval_rows as rows
 from tests.e2e import echo
 from tests.e2e.conftest import ADAPTIVE, MOBILENET, Make, vary
 
@@ -163,6 +166,31 @@ def test_host_on_loopback_is_rejected_if_ray_listens_elsewhere(running: Cluster)
         done = subprocess.run(words, env=env, capture_output=True, text=True, check=False, timeout=120)
         is_rejected = host == "127.0.0.1" and missing is not None
         assert (done.returncode, f"host is {host}" in done.stderr) == (is_rejected, is_rejected), done.stderr
+
+
+def test_models_beyond_one_vector_answer_as_in_one_process_and_the_host_describes_them(
+    running: Cluster, archive: Make, model_store: Path, tmp_path: Path
+) -> None:
+    for entry, weights in rows.entries(tmp_path / "models"):
+        archive(entry, weights, comparisons=None)
+    with rows.one_process(model_store) as url:
+        expected = rows.answers(url)
+    running.deploy(models=archives(model_store, *rows.MODELS, cpus=0.2))
+    rows.assert_as_one_process(running.http, expected)
+
+    def get(path: str) -> requests.Response:
+        return requests.get(running.http + path, timeout=60)
+
+    assert (get("/v2/health/deep").status_code, get("/v2/health/deep").json()) == (200, {"ready": True})
+    document = get("/openapi.json").json()
+    validate(document)
+    named = {path for path, *_ in rows.ROWS} | {f"/v2/models/{name}/infer" for name in rows.MODELS}
+    assert named <= {*document["paths"], "/predictions/chunks"}
+    files = re.findall(r'(?:src|href)="(/page/[^"]+)"', get("/docs").text)
+    assert files and all(get(file).status_code == 200 for file in files)
+    running.withdraw("m3")
+    until(lambda: get("/v2/health/deep").status_code == 503)
+    assert [*get("/v2/health/deep").json()["problems"]] == ["m3"]
 
 
 @contextmanager
