@@ -66,9 +66,7 @@ class LoadedArchive:
     def __init__(
         self,
         archive: Path,  # NAME.mar, or the folder of an archive that was built as one
-        mode: Literal[
-            "classic", "adaptive"
-        ],  # batches are formed by the caller of `handler.handle`, or `handler.service.core`
+        mode: Literal["classic", "adaptive"],  # batches are formed by the caller of `handler.handle`, or by the core
         *,
         batch_size: int | None = None,  # of the registration; None for `batchSize` of model-config.yaml, or 1
         response_timeout_s: int | None = None,  # of a batch; None for `responseTimeout` of model-config.yaml

@@ -71,7 +71,7 @@ def test_odd_json_has_its_status_and_a_message(identifier: LanguageIdHandler) ->
 
 
 def test_batch_names_each_language_with_fasttexts_own_score_and_bad_items_fail_alone(identifier: Any) -> None:
-    oracle = fasttext.load_model(str(identifier.model_dir / "model.ftz"))
+    oracle = fasttext.load_model(str(identifier.archive.model_dir / "model.ftz"))
     good: list[tuple[Any, Any]] = []
     for language, text in SENTENCES.items():
         score = pytest.approx(min(1.0, oracle.predict(text)[1][0]), abs=1e-6)

@@ -370,7 +370,7 @@ def test_vector_space_changes_with_all_that_changes_a_vector(
 ) -> None:
     plain: dict[str, Any] = {"task": "sentence_embedding", "kind": "bert"}
     plain |= {"files": {"config_sentence_transformers.json": {}}} if name == "a version" else {}
-    first, second = (start(tiny_archive, each).metadata.vector_space for each in (plain, {**plain, **more}))
+    first, second = (start(tiny_archive, each).archive.metadata.vector_space for each in (plain, {**plain, **more}))
     assert (first == second) == is_equal
 
 

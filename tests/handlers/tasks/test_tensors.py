@@ -152,7 +152,7 @@ def test_request_of_more_rows_than_a_run_is_split_and_of_more_than_max_request_i
         got = columns(answer)
         assert got["y"].tolist() == rows["x"].tolist()
         assert set(got["rows"].tolist()) <= {1, 2}
-    assert (split.metadata.max_request_items, strict.metadata.max_request_items) == (5, 2)
+    assert (split.archive.metadata.max_request_items, strict.archive.metadata.max_request_items) == (5, 2)
     over = ask(split, instances(*range(6)))
     assert (over.status, over.body["message"]) == (400, "The request has 6 rows; batch-size must be <= 5 for 'model'.")
 

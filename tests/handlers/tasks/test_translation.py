@@ -96,7 +96,7 @@ def test_two_threads_keep_the_language_of_each_text(start: Translators, monkeypa
     ]
     expected = [m2m100.prepare([item])[0] for item in items]
     assert expected[0].ids != expected[1].ids  # type: ignore[union-attr]
-    original = Original(m2m100.checkpoint_dir, trust_remote_code=False)
+    original = Original(m2m100.archive.checkpoint_dir, trust_remote_code=False)
     tokenizer = original._tokenizer
 
     class Hesitant:
