@@ -10,7 +10,7 @@ task as they are built, use `relative_error` on their own runs.
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,7 @@ from handlers.errors import reason
 from handlers.pipeline.task import Task as Served
 
 Array = NDArray[Any]
+Key = TypeVar("Key", int, tuple[int, int])  # of a sample
 
 # The largest error, as a share of the largest number of an output; sums in fp32 differ by a hundredth of that.
 TOLERANCE = 1e-3
@@ -33,14 +34,14 @@ class Sample(NamedTuple):
 
 
 @dataclass(slots=True)
-class Outcome:
+class Outcome(Generic[Key]):
     """The samples that agree, and the first failure of each other one, in words."""
 
     largest_error: float = 0.0
-    agreed: set[Any] = field(default_factory=set)
-    failures: dict[Any, str] = field(default_factory=dict)
+    agreed: set[Key] = field(default_factory=set)
+    failures: dict[Key, str] = field(default_factory=dict)
     # Failures of samples whose model has several answers: rounding chooses among them.
-    tied: dict[Any, str] = field(default_factory=dict)
+    tied: dict[Key, str] = field(default_factory=dict)
 
 
 def relative_error(got: Array, exact: Array, scale: float | None = None) -> float:
@@ -57,12 +58,13 @@ def relative_error(got: Array, exact: Array, scale: float | None = None) -> floa
 
 
 def compare_samples(
-    task: Served, samples: Mapping[Any, Sample], groups: Iterable[Sequence[object]], *, kind: str, owner: str
-) -> Outcome:
+    task: Served, samples: Mapping[Key, Sample], groups: Iterable[Sequence[Key]], *, kind: str, owner: str
+) -> Outcome[Key]:
     """Run groups of samples, and compare each answer with the exact one."""
-    outcome = Outcome()
+    outcome = Outcome[Key]()
     for group in _split_groups(task, samples, groups):
-        items, names = [samples[key].item for key in group], ", ".join(samples[key].name for key in group)
+        items: list[object] = [samples[key].item for key in group]
+        names = ", ".join(samples[key].name for key in group)
         try:
             outputs = [*task.forward(task.collate(items), items).values()]
             if any(len(array) != len(items) for array in outputs):
@@ -84,8 +86,8 @@ def compare_samples(
 
 
 def _split_groups(
-    task: Served, samples: Mapping[Any, Sample], groups: Iterable[Sequence[object]]
-) -> Iterator[Sequence[Any]]:
+    task: Served, samples: Mapping[Key, Sample], groups: Iterable[Sequence[Key]]
+) -> Iterator[Sequence[Key]]:
     """Split groups into those that may share a micro-batch."""
     for group in groups:
         kinds = {key: task.cost(samples[key].item).group for key in group}
