@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar, runtime_checkable
 
 from handlers.config import HandlerConfig, NoOptions, parse_options
 from handlers.engines import Arrays, Engine, Listener, Outputs
-from handlers.errors import ItemError
+from handlers.errors import InvalidOption, ItemError
 from handlers.pipeline.declared import complete
 from handlers.pipeline.values import Archive, Inputs, Results
 from handlers.protocol import retrieval, rows
@@ -163,7 +163,10 @@ def decode(task: Task, payload: Payload) -> Any:
 
 def default_options(task: Task) -> tuple[object, object]:
     """Return `Archive.defaults`: reading the settings for each item would cost more than most items."""
-    return task.config, _read_options(task, {})
+    try:
+        return task.config, _read_options(task, {})
+    except InvalidOption:  # each item must state one
+        return None, None
 
 
 def _read_options(task: Task, sent: Mapping[str, object]) -> object:

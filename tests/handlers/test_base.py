@@ -309,6 +309,21 @@ def test_task_of_a_former_release_is_served_or_rejected_with_what_has_changed(tm
         started(Former(), tmp_path, {})
 
 
+def test_option_without_a_default_is_an_error_of_items_that_lack_it(tmp_path: Path) -> None:
+    class Times:
+        times: int
+
+    class Multiplying(DoublingHandler):
+        options_class = Times
+
+        def sample(self) -> Payload:
+            return Payload(b"1", {"times": 1})
+
+    task = started(Multiplying(), tmp_path, {})
+    lacking, good = serve(task, [b"2", {"body": {"number": 2, "times": 3}}])
+    assert (lacking.status, lacking.body["type"], good.body) == (400, "InvalidOption", 4.0)
+
+
 def test_base_class_has_at_most_20_members(tmp_path: Path) -> None:
     declared = {name for each in (Hooks, BatchHandler) for name in {**vars(each), **vars(each)["__annotations__"]}}
     task = started(DoublingHandler(), tmp_path, {})

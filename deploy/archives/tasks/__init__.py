@@ -157,11 +157,13 @@ def task_class(handler: str) -> Any:
 
 def load_task(handler: str, folder: Path, config: HandlerConfig) -> Any:
     """Load a built-in task from an archive's files, as a worker does; InvalidConfig if they do not fit the settings."""
-    from handlers.pipeline.values import Archive  # noqa: PLC0415 - `archive --help` needs no numpy
+    from handlers.pipeline.task import default_options  # noqa: PLC0415 - `archive --help` needs no numpy
+    from handlers.pipeline.values import Archive  # noqa: PLC0415
 
     task = task_class(handler)()
     streams = 1 if config.scheduling.streams == "auto" else config.scheduling.streams  # one stream needs no trial
     task.config = replace(config, scheduling=replace(config.scheduling, streams=streams))
     task.archive = Archive(folder)
     task.engine = task.load()
+    task.archive = replace(task.archive, defaults=default_options(task))
     return task
