@@ -76,9 +76,9 @@ class TorchEngine:
         from network import Network  # a module beside the task
 
         def load(self):
-            network = Network()
-            network.load_state_dict(torch.load(self.checkpoint_dir / "network.pt", weights_only=True))
-            return TorchEngine(network.to(self.device), self.device, ["pixels"], ["scores"])
+            network, device = Network(), self.archive.device
+            network.load_state_dict(torch.load(self.archive.checkpoint_dir / "network.pt", weights_only=True))
+            return TorchEngine(network.to(device), device, ["pixels"], ["scores"])
     """
 
     _graphs: graphs.Graphs | None = None

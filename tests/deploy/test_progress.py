@@ -91,8 +91,8 @@ def test_folder_of_a_killed_process_is_removed_at_the_next_start_and_that_of_a_l
 def test_folder_of_this_process_is_removed_although_another_thread_unpacks_files_there(tmp_path: Path) -> None:
     def unpack() -> None:
         for number in range(300):
-            (folder := tmp_path / "serve-1" / "work" / f"{number}").mkdir(parents=True, exist_ok=True)
             with contextlib.suppress(OSError):  # it was removed meanwhile
+                (folder := tmp_path / "serve-1" / "work" / f"{number}").mkdir(parents=True, exist_ok=True)
                 (folder / "infer.py").write_text("")
             written.set()
             time.sleep(0.001)
