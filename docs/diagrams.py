@@ -4,6 +4,7 @@ Each diagram is a list of boxes, bars and arrows in pixels, on a white card that
 """
 
 import json
+import math
 import sys
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -18,6 +19,7 @@ BLUE = "#0072B2"
 ORANGE = "#E69F00"
 GREEN = "#009E73"
 PALE = "#f3f5f7"
+COLOURS = (INK, BLUE, ORANGE, GREEN, "#CC79A7", "#D55E00", "#56B4E9")
 # Pixels of the bars of one figure.
 HEIGHT = 68
 
@@ -214,6 +216,42 @@ def draw_results() -> str:
     return card(980, end + 24, "Throughput of this project over each baseline, with the figures of both", parts)
 
 
+def draw_soak() -> str:
+    """Draw soak.json: each minute's p99 and most memory of each model, and the kills of their workers."""
+    found = json.loads((IMAGES.parent / "soak.json").read_bytes())
+    names = list(found["memory_mb"])
+    last = max(minute for points in found["memory_mb"].values() for minute, _ in points) + 1
+    left, width, height, parts = 60, 660, 150, []
+    memory_ends = range(0, math.ceil(max(value for points in found["memory_mb"].values() for _, value in points)), 250)
+    for top, key, title, scale, ends in (
+        (30, "p99_ms", "p99 of each minute, ms", math.log10, (1, 10, 100, 1000, 10000, 100000)),
+        (232, "memory_mb", "memory of each process, MB", float, (*memory_ends, memory_ends[-1] + 250)),
+    ):
+        parts += [text(left, top - 8, title, size=12, anchor="start")]
+        parts += [f'<rect x="{left}" y="{top}" width="{width}" height="{height}" fill="{PALE}"/>']
+        heights = {end: top + height * (1 - scale(end) / scale(ends[-1])) for end in ends}
+        parts += [text(left - 6, y + 4, f"{end}", size=11, anchor="end", fill=GREY) for end, y in heights.items()]
+        for name, points in found[key].items():
+            line = " ".join(
+                f"{left + width * (minute + 0.5) / last:.1f},{top + height * (1 - scale(value) / scale(ends[-1])):.1f}"
+                for minute, value in points
+            )
+            style = f'stroke="{COLOURS[names.index(name)]}" stroke-width="1.6"'
+            parts.append(f'<polyline points="{line}" fill="none" {style}/>')
+        for minute in found["kills_min"]:
+            x = left + width * minute / last
+            parts.append(f'<path d="M{x:.1f},{top + height} v6" stroke="{INK}"/>')
+        for minute in range(0, last + 1, 10):
+            x = left + width * minute / last
+            parts.append(text(x, top + height + 20, f"{minute} min", size=11, fill=GREY))
+    for number, name in enumerate(names):
+        y = 40 + 22 * number
+        parts.append(f'<rect x="{left + width + 14}" y="{y - 9}" width="12" height="12" fill="{COLOURS[number]}"/>')
+        parts.append(text(left + width + 32, y + 2, name, size=12, anchor="start"))
+    parts.append(text(left + width + 14, 40 + 22 * len(names), "ticks: a worker is killed", size=11, anchor="start"))
+    return card(970, 412, "An hour of mixed load with killed workers: p99 and memory of each minute", parts)
+
+
 DIAGRAMS = {
     "request-path": draw_request_path,
     "stock": draw_stock,
@@ -221,6 +259,7 @@ DIAGRAMS = {
     "threads": draw_threads,
     "states": draw_states,
     "results": draw_results,
+    "soak": draw_soak,
 }
 
 
