@@ -1,11 +1,11 @@
 """The names of a model's archives: NAME-VERSION.mar, and NAME.mar, which leads to the newest."""
 
-import os
 import shutil
 from contextlib import suppress
 from pathlib import Path
 
 from deploy.places import HOME
+from deploy.work_folders import make_work_folder
 from handlers.errors import InvalidConfig
 from torchserve_client.archives import describe
 from torchserve_client.errors import InvalidPayload
@@ -15,12 +15,14 @@ def lead(path: Path, archive: Path) -> None:
     """Make the name without a version lead to an archive: a second name of its file, or a copy where that fails."""
     if path.exists() and path.samefile(archive):
         return
-    new = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        new.hardlink_to(archive)
-    except OSError:
-        shutil.copyfile(archive, new)
-    new.replace(path)
+    # In a folder of this call alone: over a name that another build made, the copy would write into its archive.
+    with make_work_folder(".build-", path.parent) as work:
+        new = work / path.name
+        try:
+            new.hardlink_to(archive)
+        except OSError:
+            shutil.copyfile(archive, new)
+        new.replace(path)
 
 
 def reject_other_models(name: str, *paths: Path) -> None:
