@@ -13,9 +13,9 @@ import torch
 from transformers import AutoModel, AutoTokenizer
 
 from handlers.archive_files import CHECKPOINT
-from load.bench import archives, peer_process, samples
+from load.bench import archives, hosts, peer_process, samples
 from load.bench.archives import CPU_ONLY, WINDOW
-from load.bench.contender import Endpoint, register
+from load.bench.contender import Contender, Endpoint, register
 from load.bench.peer_process import Peer
 from load.bench.rounds import MOST_PEER_CLIENTS, Bench, Row, compare_with_peers, redirect_output
 from load.bench.texts import EMBEDDING, OURS
@@ -58,7 +58,9 @@ def measure(bench: Bench) -> Iterator[Row]:
     with ExitStack() as stack:
         server = stack.enter_context(run_server(bench.work, extra=CPU_ONLY))
         ours = register(server, EMBEDDING, OURS, single, WINDOW)
-        contenders = [replace(ours, headers={"X-Api": "embeddings"})]
+        headers = {"X-Api": "embeddings"}
+        contenders: list[Contender] = [replace(ours, headers=headers)]
+        contenders.append(stack.enter_context(hosts.serve_tuned(bench, bench.work / EMBEDDING, single, headers)))
         for engine in ENGINES:
             peer = infinity(engine, folder)
             process = stack.enter_context(peer_process.start(peer, single.items[0].body))

@@ -5,6 +5,8 @@ each is started again -> seconds to its first response
 """
 
 import asyncio
+import json
+import os
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,19 +14,22 @@ from contextlib import ExitStack, contextmanager
 from itertools import product
 from math import inf
 from pathlib import Path
+from urllib.request import urlopen
 
 import aiohttp
 import psutil
 
 from deploy.loader import manifest_of
 from deploy.nodes.run.server import Server
+from load import LoadError
 from load.bench import archives, peer_process, samples
 from load.bench.archives import CPU_ONLY, WINDOW
-from load.bench.contender import Endpoint, register
+from load.bench.contender import Endpoint, Tuned, register
 from load.bench.peer_process import Peer, PeerProcess
 from load.bench.rounds import MOST_PEER_CLIENTS, PEER_CLIENTS, Bench, Comparison, Results, Row
 from load.bench.texts import EMBEDDING
-from load.generate import ClosedLoop
+from load.bench.tuning import Tuning, choose, measure_rates
+from load.generate import Check, ClosedLoop
 from load.inputs import Inputs
 from load.sandbox import run_server
 
@@ -51,6 +56,35 @@ def serve_one(
     peer = Peer(ONE, sys.prefix, command, f"predictions/{name}", headers=headers or {})
     with peer_process.start(peer, inputs.items[0].body) as running:
         yield running
+
+
+@contextmanager
+def serve_tuned(
+    bench: Bench, folder: Path, inputs: Inputs, headers: Mapping[str, str], check: Check | None = None
+) -> Iterator[Tuned]:
+    """Serve an archive with as many processes as are best for each number of clients, one or one for each core."""
+    title, choices, rates = f"{folder.name}, {ONE}", dict[Tuning, Endpoint](), dict[Tuning, dict[int, float]]()
+    with ExitStack() as stack:
+        for count in sorted({1, len(os.sched_getaffinity(0))}):
+            words = ("--processes", str(count)) if count > 1 else ()
+            running = stack.enter_context(serve_one(folder, inputs, headers, words=words))
+            wait_for_all(running, count)
+            each = choices[Tuning(count, 0)] = Endpoint(ONE, running.url, inputs, headers=headers, process=running)
+            rates[Tuning(count, 0)] = measure_rates(title, Tuning(count, 0), each, check)
+        chosen = choose(bench, title, rates)
+        yield Tuned(ONE, {clients: choices[tuning] for clients, tuning in chosen.items()})
+
+
+def wait_for_all(process: PeerProcess, count: int) -> None:
+    """Wait until so many processes serve: the first answers while others start."""
+    host, _, name = process.url.partition("/predictions/")
+    ends_s = time.monotonic() + PATIENCE_S
+    while time.monotonic() < ends_s:
+        with urlopen(f"{host}/models/{name}", timeout=PATIENCE_S) as answer:  # noqa: S310 - of this machine
+            if len(json.load(answer)[0]["workers"]) == count:
+                return
+        time.sleep(0.1)
+    raise LoadError(f"{name}: not {count} processes in {PATIENCE_S:g} s")
 
 
 def first_response_s(work: Path, name: str, inputs: Inputs) -> tuple[float, float]:

@@ -13,12 +13,11 @@ import json
 import os
 import signal
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,13 +25,14 @@ from numpy.typing import NDArray
 from deploy.archives.archive import Recipe
 from deploy.models import model
 from handlers.archive_files import GRAPH
-from load import Json, LoadError
+from load import Json
 from load.bench import embeddings, hosts, peer_process
 from load.bench.archives import CPU_ONLY, copy_with
 from load.bench.contender import Contender, Endpoint, Tuned, register
 from load.bench.peer_graph import INPUT, OUTPUT, PeerGraph
 from load.bench.peer_process import BENTOML, LITSERVE, PYTRITON, Peer
-from load.bench.rounds import MOST_PEER_CLIENTS, PEER_CLIENTS, Bench, Row, compare_with_peers, progress, redirect_output
+from load.bench.rounds import MOST_PEER_CLIENTS, Bench, Row, compare_with_peers, redirect_output
+from load.bench.tuning import Tuning, choose, measure_rates
 from load.generate import ClosedLoop
 from load.inputs import Inputs
 from load.results import Verdict
@@ -48,7 +48,6 @@ QUEUE = "job_queue_size=512"
 ROWS = 64  # different rows to send
 SCORES = 10  # numbers per response
 TOLERANCE = 1e-3  # largest difference of a number in another runtime, as a share of the largest number
-CHOICE_S = 1.0  # seconds of a measurement that chooses
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,34 +93,6 @@ def encode(network: Network) -> tuple[Inputs, Mapping[str, str]]:
     return Inputs.of(body for body, _ in bodies), {protocol.HEADER: str(length)}
 
 
-class Tuning(NamedTuple):
-    copies: int
-    wait_ms: float
-
-    def __str__(self) -> str:
-        return f"copies: {self.copies}, wait for a batch: {self.wait_ms:g} ms"
-
-
-def measure_rates(network: Network, tuning: Tuning, endpoint: Endpoint) -> dict[int, float]:
-    """Check the responses of a tuning, and return its rate for each number of clients; 0 without a good response."""
-    replace(endpoint, check=partial(check, network.expected)).run(ClosedLoop(1), 0.5, 0.0)
-    rates = dict.fromkeys(PEER_CLIENTS, 0.0)
-    for clients in PEER_CLIENTS:
-        with suppress(LoadError):
-            rates[clients] = endpoint.run(ClosedLoop(clients), CHOICE_S, CHOICE_S).per_s
-    words = ", ".join(f"{rate:.0f}/s with {clients}" for clients, rate in rates.items())
-    progress(f"{network.name}: {endpoint.name}, {tuning}: {words}")
-    return rates
-
-
-def choose(bench: Bench, title: str, rates: Mapping[Tuning, Mapping[int, float]]) -> dict[int, Tuning]:
-    """Return the fastest tuning for each number of clients, and state it below the table."""
-    chosen = {clients: max(rates, key=lambda each: rates[each][clients]) for clients in PEER_CLIENTS}
-    for clients, tuning in chosen.items():
-        bench.remark(f"{title}, {ClosedLoop(clients)}: {tuning}")
-    return chosen
-
-
 @contextmanager
 def serve_ours(bench: Bench, networks: Sequence[Network]) -> Iterator[list[Tuned]]:
     """Serve every network with one TorchServe, with one worker or one per core."""
@@ -143,8 +114,9 @@ def serve_ours(bench: Bench, networks: Sequence[Network]) -> Iterator[list[Tuned
                 )
                 for kind, copies in ((OF_ONE_THREAD, network.graph.threads), ("", 1))
             }
-            rates = {tuning: measure_rates(network, tuning, each) for tuning, each in choices.items()}
-            chosen = choose(bench, f"{network.name}, {OURS}", rates)
+            title, same = f"{network.name}, {OURS}", partial(check, network.expected)
+            rates = {tuning: measure_rates(title, tuning, each, same) for tuning, each in choices.items()}
+            chosen = choose(bench, title, rates)
             tuned.append(Tuned(OURS, {clients: choices[tuning] for clients, tuning in chosen.items()}))
         yield tuned
 
@@ -161,24 +133,14 @@ def serve_peer(bench: Bench, peer: Peer, network: Network) -> Iterator[Tuned]:
             process.signal(signal.SIGSTOP)  # until it is measured
             yield Endpoint(peer.name, process.url, inputs, headers=peer.headers, process=process)
 
-    rates = {}
+    title, rates = f"{network.name}, {peer.name}", {}
     for tuning in map(Tuning._make, product({network.graph.threads, 1}, peer.waits_ms)):
         with serve(tuning) as endpoint:
-            rates[tuning] = measure_rates(network, tuning, endpoint)
-    chosen = choose(bench, f"{network.name}, {peer.name}", rates)
+            rates[tuning] = measure_rates(title, tuning, endpoint, partial(check, network.expected))
+    chosen = choose(bench, title, rates)
     with ExitStack() as stack:
         # A process for each number of clients: BentoML's batching remembers other loads for minutes.
         yield Tuned(peer.name, {clients: stack.enter_context(serve(tuning)) for clients, tuning in chosen.items()})
-
-
-@contextmanager
-def serve_process(bench: Bench, network: Network) -> Iterator[Endpoint]:
-    """Serve a network with one process of ours, without TorchServe."""
-    inputs, headers = encode(network)
-    with hosts.serve_one(bench.work / STORE / network.name, inputs, headers) as process:
-        endpoint = Endpoint(hosts.ONE, process.url, inputs, headers=headers, process=process)
-        replace(endpoint, check=partial(check, network.expected)).run(ClosedLoop(1), 0.5, 0.0)
-        yield endpoint
 
 
 def check(expected: NDArray[np.float32], number: int, body: bytes) -> Verdict:
@@ -194,7 +156,9 @@ def measure(bench: Bench) -> Iterator[Row]:
     with ExitStack() as stack:
         for network, ours in zip(networks, stack.enter_context(serve_ours(bench, networks)), strict=True):
             peers = [stack.enter_context(serve_peer(bench, peer, network)) for peer in PEERS]
-            contenders[network.name] = [ours, stack.enter_context(serve_process(bench, network)), *peers]
+            store, same = bench.work / STORE / network.name, partial(check, network.expected)
+            peers.insert(0, stack.enter_context(hosts.serve_tuned(bench, store, *encode(network), same)))
+            contenders[network.name] = [ours, *peers]
             bench.settle(contenders[network.name], ClosedLoop(MOST_PEER_CLIENTS))
         yield from compare_with_peers(first, contenders, "rows/s")
     yield from embeddings.measure(bench)

@@ -7,21 +7,17 @@ a cache: each text twice, on over off
 
 import json
 import random
-import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from itertools import cycle
-from urllib.request import urlopen
 
 from deploy.archives.archive import Recipe
 from deploy.models import model
-from load import LoadError
 from load.bench import archives, samples
 from load.bench.archives import ADAPTIVE, CPU_ONLY, copy_with
 from load.bench.contender import Contender, Endpoint, register
-from load.bench.hosts import IMAGES, ONE, PATIENCE_S, TORCHSERVE, serve_one
-from load.bench.peer_process import PeerProcess
+from load.bench.hosts import IMAGES, ONE, TORCHSERVE, serve_one, wait_for_all
 from load.bench.peers import QUEUE, encode, export
 from load.bench.rounds import MOST_PEER_CLIENTS, PEER_CLIENTS, Bench, Comparison, Row, redirect_output
 from load.bench.texts import EMBEDDING
@@ -133,15 +129,3 @@ class Stream(Inputs):
 
     def order(self, client: int) -> Iterator[int]:  # noqa: ARG002
         return iter(self._turn.__next__, None)  # type: ignore[attr-defined]
-
-
-def wait_for_all(process: PeerProcess, count: int) -> None:
-    """Wait until so many processes serve: the first answers while others start."""
-    host, _, name = process.url.partition("/predictions/")
-    ends_s = time.monotonic() + PATIENCE_S
-    while time.monotonic() < ends_s:
-        with urlopen(f"{host}/models/{name}", timeout=PATIENCE_S) as answer:  # noqa: S310 - of this machine
-            if len(json.load(answer)[0]["workers"]) == count:
-                return
-        time.sleep(0.1)
-    raise LoadError(f"{name}: not {count} processes in {PATIENCE_S:g} s")

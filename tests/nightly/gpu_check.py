@@ -42,8 +42,7 @@ from handlers.protocol.requests import Payload
 from handlers.warm_up import decode_items
 from load.bench import archives, gpu, samples
 from load.bench.contender import Endpoint
-from load.bench.hosts import serve_one
-from load.bench.processes import wait_for_all
+from load.bench.hosts import serve_one, wait_for_all
 from load.bench.rounds import Bench, ratios
 from load.bench.texts import CHECKPOINT, NO_CHECKPOINT, TRANSLATION
 from load.generate import ClosedLoop
