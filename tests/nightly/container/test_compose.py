@@ -54,8 +54,8 @@ def test_services_have_no_rights_publish_on_loopback_and_mount_what_is_there() -
         rights = (service["read_only"], service["cap_drop"], service["security_opt"])
         assert rights == (True, ["ALL"], ["no-new-privileges:true"]) and service["mem_limit"], name
         assert (service["restart"] == "unless-stopped") is (name in KEPT), name
-        image, _, version = service["image"].rpartition(":")
-        assert (image, version) == ("torchserve-batching", VERSION) if name in OURS else version[-1].isdigit()
+        image = service["image"]
+        assert image == f"torchserve-batching:{VERSION}" if name in OURS else re.search(r":v?\d[^@]+@sha256:", image)
         for volume in service.get("volumes", ()):
             source, _, *mode = volume.split(":")
             if source.startswith("./"):
