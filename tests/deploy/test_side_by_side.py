@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+import tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -19,6 +20,7 @@ from deploy.gateway.envoy.files import write_resources
 from deploy.hosts.serve.totals import Totals
 from deploy.models import ModelEntry
 from deploy.nodes.run.node import replace_file
+from load.sandbox import free_ports
 from tests.stock_archives import archive
 
 THREADS, TIMES = 4, 50
@@ -117,3 +119,12 @@ def test_distribution_that_two_builds_fetch_is_there_for_both(tmp_path: Path, mo
     with ThreadPoolExecutor(2) as pool:
         folders = {*pool.map(fetch, repeat("d==1", 2))}
     assert [[each.name for each in folder.iterdir()] for folder in folders] == [["weights.bin"]]
+
+
+def test_programs_with_other_temporary_folders_get_other_ports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ports = []
+    for number in range(2):
+        (tmp_path / f"{number}").mkdir()
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / f"{number}"))
+        ports += free_ports(2)
+    assert len({*ports}) == 4
