@@ -17,9 +17,11 @@ import pytest
 from deploy.archives import sources
 from deploy.archives.names import lead, place, prune
 from deploy.gateway.envoy.files import write_resources
+from deploy.hosts.frontend.replica import Metrics
 from deploy.hosts.serve.totals import Totals
 from deploy.models import ModelEntry
 from deploy.nodes.run.node import replace_file
+from handlers.metrics import COUNTERS
 from load.sandbox import free_ports
 from tests.stock_archives import archive
 
@@ -128,3 +130,16 @@ def test_programs_with_other_temporary_folders_get_other_ports(tmp_path: Path, m
         monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / f"{number}"))
         ports += free_ports(2)
     assert len({*ports}) == 4
+
+
+def test_counter_that_models_of_a_process_make_at_once_is_one() -> None:
+    inner = list[object]()
+
+    def make(name: str, _: object) -> object:
+        if not inner:  # another model's thread is faster
+            inner.append(None)
+            inner.append(metrics.get_metric(name, None))
+        return object()
+
+    metrics = Metrics(make)
+    assert metrics.get_metric(COUNTERS[0].name, None) is inner[1]
