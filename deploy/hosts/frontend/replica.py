@@ -50,7 +50,7 @@ class Metrics(dict[str, Any]):
             from handlers.metrics import COUNTERS  # noqa: PLC0415
 
             (own,) = {counter.labels for counter in COUNTERS if counter.name == name}
-            # Each model of a process reports on a thread of its own: the first counter stays.
+            # The models of a process report on several threads: the first counter stays.
             self.setdefault(name, self._make(name, ("ModelName", "ModelVersion", *own)))
         return self[name]
 
