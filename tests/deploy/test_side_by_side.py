@@ -106,7 +106,7 @@ def test_archive_of_a_node_that_starts_just_then_stays(tmp_path: Path, monkeypat
 
 
 def test_distribution_that_two_builds_fetch_is_there_for_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    both = Barrier(2)
+    both = Barrier(2, timeout=30)
 
     def install(command: list[str], **_: object) -> object:
         target = Path(command[command.index("--target") + 1])

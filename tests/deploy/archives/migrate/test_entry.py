@@ -327,7 +327,7 @@ def test_handler_of_one_row_is_one_that_reads_the_first_and_loops_over_none(
 
 
 def test_archives_that_are_moved_side_by_side_all_get_an_entry(tmp_path: Path) -> None:
-    listed, names = Path("my/models.yaml"), [f"m{number}" for number in range(12)]
+    listed, names = Path("my/models.yaml"), [f"m{number}" for number in range(6)]
     paths = [archive(tmp_path / f"{name}.mar", "h.py", {"h.py": IRIS}) for name in names]
     with ThreadPoolExecutor(4) as pool:
         moved = [*pool.map(lambda path: write_entry(path, None, listed, is_stock=False)[0], paths)]
