@@ -61,6 +61,18 @@ def remove_ended(prefix: str, parent: Path) -> None:
 
 
 @contextmanager
+def one_at_a_time(folder: Path) -> Iterator[None]:
+    """Wait for others that change a folder; none waits on a file system without locks of folders."""
+    handle = os.open(folder, os.O_RDONLY)
+    with suppress(OSError):
+        fcntl.flock(handle, fcntl.LOCK_EX)
+    try:
+        yield
+    finally:
+        os.close(handle)
+
+
+@contextmanager
 def _lock(folder: Path) -> Iterator[None]:
     """Lock a folder, or raise OSError if its process lives."""
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)

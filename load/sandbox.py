@@ -32,7 +32,8 @@ GATEWAY_PORTS = ("http", "grpc", "metrics", "control", "probe")
 def free_ports(number: int) -> list[int]:
     """Find ports that no process shares, below those that Linux gives to clients while a server restarts."""
     found: list[int] = []
-    with (Path(tempfile.gettempdir()) / f"torchserve-ports-{os.getuid()}").open("a+") as file:
+    # Of all programs of this user: two runs may have other temporary folders, and the same ports.
+    with Path(f"/tmp/torchserve-ports-{os.getuid()}").open("a+") as file:  # noqa: S108
         fcntl.flock(file, fcntl.LOCK_EX)
         file.seek(0)
         count = int(file.read() or 0)

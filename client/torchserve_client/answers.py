@@ -8,7 +8,6 @@ An answer belongs to the input with its name and key. `match` removes errors and
 inputs are requested again. It moves the answer of an input with a new content, model or options to answers.jsonl.old.
 """
 
-import os
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Self
 import orjson
 
 from torchserve_client.errors import ClientError, InvalidPayload
+from torchserve_client.files import replacing
 from torchserve_client.inputs import Input, Keys, printable
 from torchserve_client.locks import lock, open_locked
 from torchserve_client.payloads import JsonObject
@@ -99,23 +99,19 @@ class Answers:
 
     def _rewrite(self, outdated: set[str]) -> None:
         """Replace the file, in one rename, by one without errors and outdated answers."""
-        partial = self.path.with_name(f".{self.path.name}.{os.getpid()}")
-        try:
-            if outdated:
-                with self.old_path.open("ab") as old:
-                    old.writelines(line for name, line in self._lines() if name in outdated)
-            new = partial.open("w+b")
+        if outdated:
+            with self.old_path.open("ab") as old:
+                old.writelines(line for name, line in self._lines() if name in outdated)
+        with replacing(self.path) as partial:
+            new = partial.open("x+b")
             try:
                 lock(new, _held(self.path))
                 shutil.copymode(self.path, partial)
                 new.writelines(line for name, line in self._lines() if name not in outdated)
                 new.flush()
-                partial.replace(self.path)
             except BaseException:
                 new.close()
                 raise
-        finally:
-            partial.unlink(missing_ok=True)
         self._file.close()
         self._file = new
         for name in outdated:

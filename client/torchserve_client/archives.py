@@ -8,7 +8,6 @@ an archive with other batch parameters beside the running one, it needs a copy w
 
 import hashlib
 import json
-import os
 import re
 import shutil
 import unicodedata
@@ -22,6 +21,7 @@ from pathlib import Path
 import yaml
 
 from torchserve_client.errors import InvalidPayload
+from torchserve_client.files import replacing
 from torchserve_client.payloads import JsonObject
 
 MANIFEST = "MAR-INF/MANIFEST.json"
@@ -139,29 +139,17 @@ def is_copy(path: Path, version: str) -> bool:
 def copy_as_version(path: Path, version: str) -> Path:
     """Copy an archive, file or folder, under another version beside the original, in one rename; return the copy."""
     copy = name_copy(path, version)
-    # The name is hidden, so that no server finds a partial archive.
-    partial = path.with_name(f".{copy.name}.{os.getpid()}")
-    try:
+    with replacing(copy) as partial:  # its name is hidden: no server finds a partial archive
         if path.is_file():
             _copy_file(path, partial, version)
         else:
             shutil.copytree(path, partial)
             (partial / MANIFEST).write_bytes(_with_version((path / MANIFEST).read_bytes(), version))
-        partial.replace(copy)
-    finally:
-        remove(partial)
     return copy
 
 
-def remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        path.unlink(missing_ok=True)
-
-
 def _copy_file(path: Path, copy: Path, version: str) -> None:
-    with zipfile.ZipFile(path) as original, zipfile.ZipFile(copy, "w") as archive:
+    with zipfile.ZipFile(path) as original, zipfile.ZipFile(copy, "x") as archive:
         for entry in original.infolist():
             if entry.filename == MANIFEST:
                 archive.writestr(entry, _with_version(original.read(entry), version))

@@ -4,7 +4,6 @@ a rollout begins -> .rollout-MODEL.json: the versions that it adds and replaces,
 """
 
 import json
-import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
@@ -14,6 +13,7 @@ from typing import Self
 
 from torchserve_client import archives
 from torchserve_client.errors import RolloutFailed
+from torchserve_client.files import remove, replacing
 from torchserve_client.locks import open_locked
 
 
@@ -64,7 +64,7 @@ class Journal:
         if (entry := self.versions.pop(version, None)) is not None and entry.is_copy:
             for path in (self.path.with_name(entry.archive), *self.path.parent.glob(f".{escape(entry.archive)}.*")):
                 with suppress(OSError):
-                    archives.remove(path)
+                    remove(path)
         self._write()
 
     def end(self) -> None:
@@ -79,9 +79,8 @@ class Journal:
     def _write(self) -> bool:
         with suppress(OSError):
             if self.versions:
-                new = self.path.with_name(f"{self.path.name}.{os.getpid()}")
-                new.write_text(json.dumps({version: asdict(each) for version, each in self.versions.items()}))
-                new.replace(self.path)
+                with replacing(self.path) as new:
+                    new.write_text(json.dumps({version: asdict(each) for version, each in self.versions.items()}))
             else:
                 self.path.unlink(missing_ok=True)
             return True

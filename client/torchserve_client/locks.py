@@ -2,6 +2,7 @@
 
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
@@ -15,8 +16,9 @@ def open_locked(path: Path, held: ClientError) -> IO[bytes]:
         try:
             lock(file, held)
             # Between opening and locking, an ending process may have replaced or removed the file.
-            if path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat()):
-                return file
+            with suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(file.fileno()), path.stat()):
+                    return file
         except BaseException:
             file.close()
             raise

@@ -25,7 +25,7 @@ from deploy.archives.exports import Exports
 from deploy.archives.fingerprint import archive_fingerprint, handler_files, read_build
 from deploy.archives.labels import LABELS, check_labels
 from deploy.archives.mode import complete_config
-from deploy.archives.names import lead, reject_other_models
+from deploy.archives.names import lead, place, reject_other_models
 from deploy.archives.options import hide_places
 from deploy.archives.options import keep as keep_options
 from deploy.archives.sources import Source, source
@@ -193,7 +193,7 @@ class Recipe:
             }
             with step(f"{entry.name}: packing"):
                 run_archiver(entry.name, arguments, temporary)
-            _replace(out / self.path.name, self.locate(version))
+            place(out / self.path.name, self.locate(version))
             lead(self.path, self.locate(version))
         keep_options(self.path, build.fingerprint, self.options)
         words, found = fidelity.get("said", ""), read_proofs(proofs)
@@ -263,13 +263,6 @@ def run_archiver(name: str, arguments: dict[str, str], temporary: Path) -> None:
         said = finished.stderr.strip() or finished.stdout.strip() or f"exit status {finished.returncode}"
         reason = said.rpartition("\n")[2]
         raise ArchiverFailed(f"{name}: torch-model-archiver failed: {reason}")
-
-
-def _replace(new: Path, path: Path) -> None:
-    """Move the new archive into place. No rename replaces a folder, so an old folder is moved away first."""
-    if path.is_dir():
-        path.rename(new.with_name("old"))
-    new.replace(path)
 
 
 def find_cache_folder(environment: Mapping[str, str]) -> Path | None:

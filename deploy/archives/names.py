@@ -1,7 +1,9 @@
 """The names of a model's archives: NAME-VERSION.mar, and NAME.mar, which leads to the newest."""
 
+import errno
 import shutil
 from contextlib import suppress
+from itertools import count
 from pathlib import Path
 
 from deploy.places import HOME
@@ -9,6 +11,19 @@ from deploy.work_folders import make_work_folder
 from handlers.errors import InvalidConfig
 from torchserve_client.archives import describe
 from torchserve_client.errors import InvalidPayload
+
+
+def place(new: Path, path: Path) -> None:
+    """Move a new archive to its name. No rename replaces a folder, so each that another build puts there moves away."""
+    for number in count():
+        try:
+            new.replace(path)
+            return
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST) and not path.is_dir():
+                raise
+        with suppress(FileNotFoundError):
+            path.rename(new.with_name(f"old-{number}"))
 
 
 def lead(path: Path, archive: Path) -> None:
@@ -36,25 +51,33 @@ def reject_other_models(name: str, *paths: Path) -> None:
 def prune(newest: Path, count: int, home: Path = HOME) -> list[Path]:
     """Remove older versions beside NAME.mar, except the last `count` and those that nodes serve; return their paths."""
     own, records = [], _read_records(home)
-    found = newest.parent.glob(f"{newest.stem}-*.mar")
-    for path in sorted(found, key=lambda path: path.stat().st_mtime_ns, reverse=True):
-        with suppress(InvalidPayload):
-            description = describe(path)
-            own += [(path, description.version)] if description.name == newest.stem else []
+    for path in newest.parent.glob(f"{newest.stem}-*.mar"):
+        with suppress(InvalidPayload, FileNotFoundError):  # another build may remove it meanwhile
+            description, written_ns = describe(path), path.stat().st_mtime_ns
+            own += [(written_ns, path, description.version)] if description.name == newest.stem else []
 
     def is_served(path: Path, version: str) -> bool:
         # As registered: NAME-VERSION.mar, or NAME.mar when it led to this version.
         return f'"{path.name}"' in records or all(f'"{each}"' in records for each in (newest.name, version))
 
-    older = [path for path, version in own[count:] if not is_served(path, version) and not path.samefile(newest)]
-    for path in older:
-        path.unlink()
-    return older
+    removed = []
+    for _, path, version in sorted(own, reverse=True)[count:]:
+        with suppress(FileNotFoundError):
+            if not is_served(path, version) and not path.samefile(newest):
+                path.unlink()
+                removed.append(path)
+    return removed
 
 
 def _read_records(home: Path) -> str:
     """Return the records of the models that the nodes of this machine serve, or restore: deploy.nodes.run.restore."""
-    logs = [home / "logs" / "config", *home.glob(".nodes/*/logs/config")]
-    last = [max(folder.glob("*.cfg"), key=lambda path: path.stat().st_mtime_ns, default=None) for folder in logs]
-    files = [*filter(None, last), *home.glob(".nodes/*/restore.json")]
-    return "".join(path.read_text(encoding="utf-8", errors="replace") for path in files)
+    # A node that starts writes restore.json, then removes its snapshots, and restore.json when it has others.
+    patterns, nodes = ("restore.json", "logs/config/*.cfg", "restore.json"), [home, *home.glob(".nodes/*")]
+    return "".join(_read_last(node, pattern) for pattern in patterns for node in nodes)
+
+
+def _read_last(folder: Path, pattern: str) -> str:
+    with suppress(FileNotFoundError):
+        last = max(folder.glob(pattern), key=lambda path: path.stat().st_mtime_ns, default=None)
+        return last.read_text(encoding="utf-8", errors="replace") if last else ""
+    return ""

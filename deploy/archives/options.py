@@ -6,14 +6,13 @@ serve   -> the record if it is of this archive, or else build.json -> options, o
 """
 
 import json
-import os
-import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from deploy.archives.fingerprint import read_build
 from deploy.places import ARCHIVE, HOME, STORE
+from torchserve_client.files import replacing
 
 # The options that are kept; those of PATHS name a file or folder.
 REMEMBERED = ("weights", "engine", "precision", "calibrate", "validate", "min_agreement", "min_chrf")
@@ -50,10 +49,9 @@ def keep(archive: Path, fingerprint: str, words: Sequence[str]) -> None:
         if record.is_file() and record.read_text(encoding="utf-8") == text:
             return
         record.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        number, new = tempfile.mkstemp(dir=record.parent)  # for its owner only
-        with os.fdopen(number, "w", encoding="utf-8") as file:
-            file.write(text)
-        Path(new).replace(record)
+        with replacing(record) as new:
+            new.touch(0o600, exist_ok=False)  # for its owner only
+            new.write_text(text, encoding="utf-8")
 
 
 def recall(name: str) -> tuple[list[str], str]:

@@ -9,7 +9,6 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterable
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -112,8 +111,11 @@ def fetch(model: ModelEntry, distribution: str) -> Path:
         if done.returncode != 0:
             reason = done.stderr.strip().rpartition("\n")[2]
             raise WeightsUnavailable(f"{model.name}: cannot fetch {distribution}: {reason}; {_name_options(model)}")
-        with suppress(FileExistsError):  # another build fetched it, too
+        try:
             (work / "files").rename(folder)
+        except OSError:
+            if not folder.is_dir():  # else another build fetched it, too
+                raise
     return folder
 
 

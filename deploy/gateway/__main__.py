@@ -97,7 +97,6 @@ def run(options: argparse.Namespace, settings: GatewaySettings) -> None:
     if most < (needed := FILES * connections + OWN_FILES):
         raise GatewayFailed(f"limits.connections {connections} needs {needed} open files, and `ulimit -Hn` is {most}")
     state_dir: Path = options.state_dir
-    state_dir.mkdir(parents=True, exist_ok=True)
     is_ending = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: is_ending.set())

@@ -18,13 +18,14 @@ from deploy.nodes.run import ServerError, serve
 from deploy.nodes.run.lifecycle import find_watcher, stop_node
 from deploy.nodes.run.machine import LocalNode, all_nodes
 from deploy.nodes.run.node import RESTARTING, reachable_host
-from deploy.nodes.run.processes import wait_until
+from deploy.nodes.run.processes import hold_pid_file, wait_until
 from torchserve_client.arguments import duration_s
 from torchserve_client.errors import ManagementError, Unreachable
 from torchserve_client.gateway import MOMENT_S, Gateway
 
 # Seconds in which the gateway and Envoy notice a node that is READY again: a few polls each, on a slow machine.
 ROUTED_S = 60.0
+RESTART_PID = "restart.pid"
 MARK = "drained"  # a file in the node's folder: the node drained itself, and no operator drained it
 
 
@@ -137,6 +138,11 @@ def drain(options: argparse.Namespace) -> None:
 
 def restart(options: argparse.Namespace) -> None:
     """Drain, stop and start each node of this machine, one after the other; no request is lost."""
+    with hold_pid_file(options.state_dir / RESTART_PID):  # two would take out two nodes
+        _restart(options)
+
+
+def _restart(options: argparse.Namespace) -> None:
     settings = read_settings(options.gateway_config)
     gateway = connect(settings)
     every = all_nodes(serve.find_config(options.config), options.state_dir)

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import re
 import shutil
 from collections.abc import Callable
@@ -16,9 +17,10 @@ import pytest
 
 from tests.client.script import Fake, Script, failed, ok
 from tests.tables import table
-from torchserve_client import Client, Gateway, Management, NoConnection, Nodes, NodesFailed, RolloutFailed
+from torchserve_client import Client, Gateway, Management, NoConnection, Nodes, NodesFailed, RolloutFailed, journal
 from torchserve_client import archives as archive_files
 from torchserve_client.commands import register
+from torchserve_client.files import remove
 from torchserve_client.gateway import MOMENT_S
 from torchserve_client.journal import Entry, Journal
 from torchserve_client.management import POLL_S, ManagementError
@@ -318,7 +320,7 @@ def kill(store: Path, servers: list[FakeServer], new: Registration, step: int) -
             return lambda *arguments: None if kills else change(*arguments)
 
         patch.setattr(Journal, "_write", alive(Journal._write))
-        patch.setattr(archive_files, "remove", alive(archive_files.remove))
+        patch.setattr(journal, "remove", alive(remove))
         with suppress(Killed, RolloutFailed):
             rollouts(store, *servers).run(MODEL, new)
     last.kill_at = -1
@@ -574,6 +576,19 @@ def test_rollout_beside_a_running_one_changes_nothing(store: Path) -> None:
     replace(rollouts(store, server), sleep=repeat).run(MODEL, Registration(batch_size=4))
     assert seen and server.state == ("1.0-r2", ["1.0-r2"])
     assert not list(store.glob(".*"))
+
+
+def test_rollout_that_begins_while_another_ends_has_the_lock(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fstat = os.fstat
+
+    def late(number: int) -> os.stat_result:
+        monkeypatch.setattr(os, "fstat", fstat)
+        (store / ".rollout-m.lock").unlink()
+        return fstat(number)
+
+    monkeypatch.setattr(os, "fstat", late)
+    with Journal.open(store, MODEL), pytest.raises(RolloutFailed), Journal.open(store, MODEL):
+        pass
 
 
 @pytest.mark.parametrize("end", ["promote", "abort"])

@@ -13,8 +13,8 @@ from tests.e2e.conftest import MOBILENET, Make, metrics
 from tests.e2e.machine import control_of
 from tests.photographs import photograph
 from tests.waiting import until
-from torchserve_client import archives
 from torchserve_client.cli import main as torchserve_client
+from torchserve_client.files import remove
 
 PHOTOGRAPH = photograph("coffee")
 # Of a part of a form.
@@ -110,4 +110,4 @@ def test_requests_while_a_version_is_rolled_out_and_a_model_unregistered_are_ans
         assert lines == [f"{MOBILENET}: the gateway sends no new requests", f"{MOBILENET}: unregistered"]
     finally:
         for copy in model_store.glob("*@*"):
-            archives.remove(copy)
+            remove(copy)

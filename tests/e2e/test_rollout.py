@@ -10,8 +10,9 @@ from deploy.nodes.run.server import Server
 from tests.e2e.clients import Clients
 from tests.e2e.conftest import ADAPTIVE, Make, Registrations, url
 from tests.photographs import photograph
-from torchserve_client import Client, Nodes, archives
+from torchserve_client import Client, Nodes
 from torchserve_client.cli import main
+from torchserve_client.files import remove
 from torchserve_client.rollout import Registration, Rollout
 
 PHOTOGRAPHS = [photograph("chelsea")]
@@ -40,7 +41,7 @@ def rollout(server: Server, model_store: Path, registrations: Registrations) -> 
     yield run
     registrations.clear()
     for copy in model_store.glob("*@*"):
-        archives.remove(copy)
+        remove(copy)
 
 
 def test_new_batch_parameters_take_over_while_requests_wait_for_the_old_version(

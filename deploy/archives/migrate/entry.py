@@ -15,7 +15,7 @@ from deploy.archives.old_archives import extract
 from deploy.models import STOCK, models
 from deploy.places import ARCHIVE
 from deploy.progress import printable
-from deploy.work_folders import make_work_folder
+from deploy.work_folders import make_work_folder, one_at_a_time
 from deploy.yaml_text import parse_yaml
 from handlers.errors import InvalidConfig, reason
 from torchserve_client.archives import check_name
@@ -41,7 +41,8 @@ def write_entry(source: Path, name: str | None, path: Path, *, is_stock: bool) -
             raise InvalidConfig(f"{source}: cannot be read: {reason(error)}; add --stock to run it as it is") from None
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            with make_work_folder(".move-", path.parent) as new:
+            with make_work_folder(".move-", path.parent) as new, one_at_a_time(path.parent):
+                _check_names(source, name, version, path)
                 _write(move, name, version, path, new)
         finally:
             with suppress(OSError):  # empty, if the entry cannot be written

@@ -26,6 +26,7 @@ from deploy.gateway.envoy.routes import GRPC, HTTP, make_routes, shut_routes
 from deploy.gateway.settings import GatewaySettings
 from deploy.gateway.state import Fleet
 from deploy.nodes.run.node import read_tokens
+from torchserve_client.files import replacing
 
 ACCEPTED = ".accepted"
 VERSION = re.compile(r'\{\s*"version_info": "(\w+)"')  # the start of a file of `write_resources`
@@ -95,8 +96,8 @@ def keep_accepted(state_dir: Path, accepted: Iterable[str], rejected: Iterable[s
     for name in accepted:
         copy = name + ACCEPTED
         if read_versions(state_dir, [name])[name] != read_versions(state_dir, [copy]).get(copy):
-            shutil.copy(state_dir / name, state_dir / f"{copy}.new")
-            (state_dir / f"{copy}.new").replace(state_dir / copy)
+            with replacing(state_dir / copy) as new:
+                shutil.copy(state_dir / name, new)
     for name in rejected:
         with contextlib.suppress(FileNotFoundError):
             resources = json.loads((state_dir / (name + ACCEPTED)).read_bytes())["resources"]
@@ -119,9 +120,7 @@ def write_resources(path: Path, resources: list[Resource]) -> bool:
     with contextlib.suppress(FileNotFoundError):
         if path.read_text(encoding="utf-8") == text:
             return False
-    new = path.with_name(path.name + ".new")
-    new.touch()
-    new.chmod(0o600)
-    new.write_text(text, encoding="utf-8")
-    new.replace(path)
+    with replacing(path) as new:
+        new.touch(0o600, exist_ok=False)
+        new.write_text(text, encoding="utf-8")
     return True

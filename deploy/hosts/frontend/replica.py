@@ -50,7 +50,8 @@ class Metrics(dict[str, Any]):
             from handlers.metrics import COUNTERS  # noqa: PLC0415
 
             (own,) = {counter.labels for counter in COUNTERS if counter.name == name}
-            self[name] = self._make(name, ("ModelName", "ModelVersion", *own))
+            # The models of a process report on several threads: the first counter stays.
+            self.setdefault(name, self._make(name, ("ModelName", "ModelVersion", *own)))
         return self[name]
 
     def __getattr__(self, name: str) -> Callable[..., None]:

@@ -21,6 +21,7 @@ class Totals:
     def __init__(self, own: Mapping[str, Any], file: Path | None) -> None:
         """`own` are live `Series` by name; a file is this process's alone, and None if there are no others."""
         self._own, self._file, self._before = own, file, _read(file)
+        self._writing = threading.Lock()  # at the end, the main thread writes, too
 
     def start(self) -> None:
         """Write from now on, until the process ends."""
@@ -29,10 +30,11 @@ class Totals:
 
     def write(self) -> None:
         if self._file is not None:
-            counters = [(name, labels, [*samples.items()]) for name, (labels, samples) in self._of_file().items()]
-            new = self._file.with_suffix(".new")
-            new.write_text(json.dumps(counters), encoding="utf-8")
-            new.replace(self._file)
+            with self._writing:
+                counters = [(name, labels, [*samples.items()]) for name, (labels, samples) in self._of_file().items()]
+                new = self._file.with_suffix(".new")
+                new.write_text(json.dumps(counters), encoding="utf-8")
+                new.replace(self._file)
 
     def read(self) -> Counters:
         """Add up the counters of all processes."""

@@ -25,6 +25,7 @@ def start(options: argparse.Namespace) -> None:
     layout = serve.choose_layout(serve.find_config(options.config), options.node_count, options.state_dir)
     nodes = serve.lay_out(layout, options.state_dir)
     serve.start(nodes, is_own=layout.config.resolve().parent != ROOT)
+    serve.list_nodes(nodes, options.state_dir)
     for node in nodes if GATEWAY else ():
         GATEWAY.undrain_local(node, options.gateway_config)
 
@@ -42,6 +43,7 @@ def run(options: argparse.Namespace) -> None:
     try:
         with ending.interrupting():
             serve.start_one(node)
+            serve.list_nodes([*nodes.values()], options.state_dir)
             if GATEWAY:
                 GATEWAY.undrain_local(node, options.gateway_config)
     except KeyboardInterrupt:

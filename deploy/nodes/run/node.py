@@ -15,6 +15,7 @@ from pydantic.dataclasses import dataclass
 from deploy.places import HOME
 from handlers.config import SETTINGS
 from handlers.errors import InvalidConfig
+from torchserve_client.files import replacing
 
 NODES = HOME / ".nodes" / "nodes.json"
 RESTARTING = "restarting"  # a file in the folder of a node: `restart` has begun to take it out
@@ -91,9 +92,7 @@ def write_nodes(nodes: Sequence[Node], path: Path = NODES) -> None:
 def replace_file(path: Path, text: str) -> None:
     """Write a file atomically: concurrent readers see the old content or the new content."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    new = path.with_suffix(f".{os.getpid()}")
-    with new.open("w", encoding="utf-8") as file:
+    with replacing(path) as new, new.open("x", encoding="utf-8") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())  # after a power cut, too
-    new.replace(path)

@@ -97,6 +97,7 @@ def lock(file: Path, *, is_awaited: bool = True) -> Iterator[None]:
 @contextmanager
 def hold_pid_file(file: Path) -> Iterator[None]:
     """Lock a file that contains this process id; the kernel releases the lock when the process ends."""
+    file.parent.mkdir(parents=True, exist_ok=True)
     with file.open("a") as opened:
         for _ in range(ATTEMPTS):
             with suppress(BlockingIOError):

@@ -52,8 +52,13 @@ def lay_out(layout: Layout, folder: Path) -> list[LocalNode]:
     """Write the layout, for the gateway and for later commands, and return its nodes."""
     nodes = local_nodes(layout, folder)
     layout.write(folder)
-    write_nodes(reachable_nodes(nodes), folder / NODES.name)
+    list_nodes(nodes, folder)
     return nodes
+
+
+def list_nodes(nodes: Sequence[LocalNode], folder: Path) -> None:
+    """Write nodes.json, also after a start: a stop for which the start has waited removes it."""
+    write_nodes(reachable_nodes(nodes), folder / NODES.name)
 
 
 def start(nodes: Sequence[LocalNode], *, is_own: bool = False) -> None:

@@ -17,7 +17,7 @@ import yaml
 from deploy.archives.__main__ import main
 from deploy.archives.archive import SUFFIXES, Recipe
 from deploy.archives.mode import complete_mode, find_classic_cause
-from deploy.archives.names import lead, prune
+from deploy.archives.names import prune
 from deploy.models import ROOT, model
 from handlers.archive_files import check
 from handlers.config import HandlerConfig, parse
@@ -107,21 +107,6 @@ def test_builds_side_by_side_all_succeed_and_nobody_sees_half_an_archive(tmp_pat
                 seen.add(mar.testzip())
     assert ([build.result().is_new for build in builds], seen) == ([True] * 3, {None})
     assert sorted(path.name for path in tmp_path.iterdir()) == ["language-id-1.0.mar", "language-id.mar"]
-
-
-def test_names_made_side_by_side_write_into_no_archive(tmp_path: Path) -> None:
-    name, archive, content = tmp_path / "m.mar", tmp_path / "m-1.0.mar", bytes(1 << 16)
-
-    def replace_and_lead(number: int) -> int:
-        new = tmp_path / f"new-{number}"
-        new.write_bytes(content)
-        new.replace(archive)
-        lead(name, archive)
-        return len(name.read_bytes())
-
-    with ThreadPoolExecutor(4) as pool:
-        assert {*pool.map(replace_and_lead, range(200))} == {len(content)}
-    assert sorted(path.name for path in tmp_path.iterdir()) == [archive.name, name.name]
 
 
 def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:

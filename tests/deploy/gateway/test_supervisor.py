@@ -25,7 +25,7 @@ from deploy.gateway.drain import MARK, drain_local, take_out, undrain_local, wai
 from deploy.gateway.envoy import process
 from deploy.gateway.settings import GatewaySettings
 from deploy.models import ROOT
-from deploy.nodes.run import ServerError
+from deploy.nodes.run import ServerError, processes
 from deploy.nodes.run.machine import LocalNode
 from deploy.nodes.run.server import Server as TorchServe
 from load.sandbox import GATEWAY_PORTS, Sandbox, free_ports
@@ -303,8 +303,11 @@ def test_restart_takes_nodes_out_one_by_one_and_only_if_another_serves(
     steps = ["take out {0}", "stop {0}", "start {0}", "undrain {0}", "wait {0}"]
     fleet, options = (
         Fleet(monkeypatch, tmp_path),
-        argparse.Namespace(gateway_config=Path(), config=None, state_dir=None),
+        argparse.Namespace(gateway_config=Path(), config=None, state_dir=tmp_path),
     )
+    monkeypatch.setattr(processes, "ATTEMPTS", 1)
+    with processes.hold_pid_file(tmp_path / "restart.pid"), pytest.raises(ServerError, match="already running"):
+        drain.restart(options)
     drain.restart(options)
     assert fleet.steps == [step.format(name) for name in "ab" for step in steps]
     assert fleet.waits_s == [GatewaySettings().limits.response_s] * 2

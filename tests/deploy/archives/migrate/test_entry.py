@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from deploy.archives.custom import import_task
 from deploy.archives.migrate.custom import find_problems
 from deploy.archives.migrate.entry import write_entry
 from deploy.archives.state_dicts import read_state
-from deploy.models import model
+from deploy.models import model, models
 from handlers.config import parse
 from handlers.errors import InvalidConfig
 from handlers.vision.config import ImageClassificationConfig, ImageSegmentationConfig, ObjectDetectionConfig
@@ -323,3 +324,11 @@ def test_handler_of_one_row_is_one_that_reads_the_first_and_loops_over_none(
     found, found_single = find_problems(Mock(config=config, **{"path.return_value": None}), LOOP.format(end))
     assert found_single is is_single and len(found) == len(expected)
     assert all(line.startswith(words) for line, words in zip(found, expected, strict=True))
+
+
+def test_archives_that_are_moved_side_by_side_all_get_an_entry(tmp_path: Path) -> None:
+    listed, names = Path("my/models.yaml"), [f"m{number}" for number in range(6)]
+    paths = [archive(tmp_path / f"{name}.mar", "h.py", {"h.py": IRIS}) for name in names]
+    with ThreadPoolExecutor(4) as pool:
+        moved = [*pool.map(lambda path: write_entry(path, None, listed, is_stock=False)[0], paths)]
+    assert (moved, sorted(models(listed))) == (names, sorted(names))

@@ -168,6 +168,7 @@ def test_watched_node_is_drained_before_it_is_stopped(
     steps, ending, own = list[str](), Ending(), tmp_path / "gateway.yaml"
 
     def started(_: LocalNode) -> None:
+        (tmp_path / "nodes.json").unlink()  # as a stop for which it waited
         steps.append("start")
         if watch is None:
             raise KeyboardInterrupt
@@ -188,7 +189,14 @@ def test_watched_node_is_drained_before_it_is_stopped(
         gateway_config=own,
     )  # fmt: skip
     command.run(options)
-    assert steps == expected
+    assert (steps, (tmp_path / "nodes.json").exists()) == (expected, watch is not None)
+
+
+def test_start_that_has_waited_for_a_stop_lists_its_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    listed, config = tmp_path / "nodes.json", str(ROOT / "config.properties")
+    monkeypatch.setattr(serve, "start", lambda *_, **_more: listed.unlink())
+    command.start(Namespace(config=config, node_count=None, state_dir=tmp_path, gateway_config=tmp_path))
+    assert listed.exists()
 
 
 def test_failed_start_names_the_deaths_and_a_taken_port_is_said_before_anything_is_built(

@@ -1,0 +1,26 @@
+"""Files and folders that replace others in one step."""
+
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yield a hidden name beside a path, free and of this call alone; what has it at the end replaces the path."""
+    # Not a process id: threads share it, and so do containers that share a folder.
+    new = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        yield new
+        new.replace(path)
+    finally:
+        remove(new)
+
+
+def remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
