@@ -19,7 +19,7 @@ import orjson
 from torchserve_client.errors import ClientError, InvalidPayload
 from torchserve_client.inputs import Input, Keys, printable
 from torchserve_client.locks import lock, open_locked
-from torchserve_client.payloads import JsonObject
+from torchserve_client.payloads import Json
 
 START = b'{"input":'  # prefix of every line, which distinguishes an incomplete line from the file of another program
 
@@ -128,7 +128,7 @@ class Answers:
                 yield record["input"], line.rstrip(b"\n") + b"\n"
 
 
-def _parse(line: bytes) -> JsonObject:
+def _parse(line: bytes) -> Json:
     """Parse a line; return an empty dict for a line of another program."""
     try:
         record = orjson.loads(line)

@@ -20,7 +20,6 @@ from typing import cast, get_args
 
 import yaml
 
-from deploy import Json
 from deploy.archives.exports import Exports
 from deploy.archives.fingerprint import archive_fingerprint, handler_files, read_build
 from deploy.archives.labels import LABELS, check_labels
@@ -41,6 +40,7 @@ from handlers.config import parse
 from handlers.errors import InvalidConfig
 from handlers.proofs import Proof, read_proofs
 from torchserve_client.archives import describe
+from torchserve_client.payloads import Json
 from torchserve_client.version import VERSION
 
 # The ending of an archive by torch-model-archiver's name of its format. zip-store, our default, does not compress:

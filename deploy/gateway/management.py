@@ -19,13 +19,13 @@ from urllib.parse import quote
 import aiohttp
 from yarl import URL
 
-from deploy import Json
 from deploy.gateway.state import Placement
 from deploy.nodes.run.node import Node, read_tokens
 from deploy.protocol.deep import ANSWER_S, SAMPLE
 from deploy.protocol.rejections import DRAINING
 from handlers.protocol.wire import METADATA_HEADER, NAME_BYTES
 from torchserve_client.management import OVERLAP, PAGE_MODELS
+from torchserve_client.payloads import Json
 
 CONNECT_S = 1.0  # seconds to connect, which takes no work of the node
 # Seconds for a response of the management API: it shares its threads with inference and with registrations that wait

@@ -6,7 +6,7 @@ a probe -> Checks -> a sample is on its way, or was answered a moment ago? -> it
 import asyncio
 from collections.abc import Awaitable, Callable, Hashable, Mapping
 
-from deploy import Json
+from torchserve_client.payloads import Json
 
 SAMPLE = "sample"  # handlers.protocol.wire's, which an older archive lacks: it answers with its metadata
 ANSWER_S = 20.0  # seconds for the answer to a sample; a long micro-batch may be in front of it

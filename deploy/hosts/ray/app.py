@@ -14,10 +14,10 @@ from ray.serve._private import constants
 from ray.serve.exceptions import RayServeException
 from ray.util.metrics import Counter
 
-from deploy import Json
 from deploy.hosts.frontend.http import Response, reject
 from deploy.hosts.frontend.replica import Metrics, Replica
 from deploy.protocol.rejections import BUSY
+from torchserve_client.payloads import Json
 
 
 def bind_grpc() -> list[object]:
