@@ -172,7 +172,7 @@ class Models:
 
         async def ask(name: str) -> str:
             answer = await self._replicas[name]("", {wire.METADATA_HEADER: deep.SAMPLE}, b"", "")
-            return deep.problem_of(answer.status if answer else 404)
+            return deep.problem_of(answer.status, answer.body) if answer else deep.problem_of(404, b"")
 
         found = await asyncio.gather(*(self._checks.check(name, partial(ask, name)) for name in names))
         return dict(zip(names, found, strict=True))
