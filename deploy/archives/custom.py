@@ -142,8 +142,7 @@ def _run(task: Served, model: ModelEntry, folder: Path) -> None:
     task.config = parse(task.config_class, model.config().get("handler"))
     task.archive = Archive(folder)
     task.engine = task.load()
-    shape, metadata = describe(task, model.name, model.version)
-    task.archive = replace(task.archive, shape=shape, metadata=metadata)
+    task.archive = replace(task.archive, described=describe(task, model.name, model.version))
     for payload in samples_of(task):
         for batch in ([payload], [payload] * SEVERAL):
             items = _read(task.prepare, task.prepare([decode(task, each) for each in batch]), batch)
