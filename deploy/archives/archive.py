@@ -27,9 +27,9 @@ from deploy.archives.mode import complete_config
 from deploy.archives.names import lead, reject_other_models
 from deploy.archives.options import hide_places
 from deploy.archives.options import keep as keep_options
+from deploy.archives.requirements import check_installed, list_requirements
 from deploy.archives.sources import Source, source
 from deploy.archives.staging import Comparisons, check_root, find_packed_files, plan_comparisons, stage
-from deploy.archives.task_file import check_installed, list_requirements
 from deploy.archives.tasks import task_of
 from deploy.models import Engine, ModelEntry
 from deploy.places import ARCHIVE, REGISTER, STORE

@@ -15,8 +15,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from deploy.archives.requirements import install
 from deploy.archives.sources import CODE, Source, WeightsUnavailable
-from deploy.archives.task_file import check_reads, find_helpers, install
+from deploy.archives.task_file import check_reads, find_helpers
 from deploy.archives.tasks import Task, find_staged_files, task_of
 from deploy.models import Engine, ModelEntry
 from deploy.progress import step
