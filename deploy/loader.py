@@ -22,8 +22,8 @@ from typing import Any, Literal
 
 import yaml
 
-from deploy import Json
 from deploy.places import ARCHIVE, ROOT
+from torchserve_client.payloads import Json
 from torchserve_client.version import VERSION
 
 MANIFEST, CONFIG, BUILD = "MAR-INF/MANIFEST.json", "model-config.yaml", "build.json"

@@ -8,11 +8,12 @@ from typing import Any, Literal
 
 import yaml
 
-from deploy import Json, places
+from deploy import places
 from deploy.yaml_text import parse_yaml
 from handlers.config import check_names
 from handlers.errors import InvalidConfig
 from torchserve_client.archives import check_name
+from torchserve_client.payloads import Json
 
 ROOT, MODEL_LIST = places.ROOT, places.MODEL_LIST
 

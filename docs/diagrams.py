@@ -6,7 +6,8 @@ Each diagram is a list of boxes, bars and arrows in pixels, on a white card that
 import json
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -216,6 +217,10 @@ def draw_results() -> str:
     return card(980, end + 24, "Throughput of this project over each baseline, with the figures of both", parts)
 
 
+def place(scale: Callable[[float], float], most: float, top: float, height: float, value: float) -> float:
+    return top + height * (1 - scale(value) / scale(most))
+
+
 def draw_soak() -> str:
     """Draw soak.json: each minute's p99 and most memory of each model, and the kills of their workers."""
     found = json.loads((IMAGES.parent / "soak.json").read_bytes())
@@ -229,13 +234,10 @@ def draw_soak() -> str:
     ):
         parts += [text(left, top - 8, title, size=12, anchor="start")]
         parts += [f'<rect x="{left}" y="{top}" width="{width}" height="{height}" fill="{PALE}"/>']
-        heights = {end: top + height * (1 - scale(end) / scale(ends[-1])) for end in ends}
-        parts += [text(left - 6, y + 4, f"{end}", size=11, anchor="end", fill=GREY) for end, y in heights.items()]
+        y_of = partial(place, scale, ends[-1], top, height)
+        parts += [text(left - 6, y_of(end) + 4, f"{end}", size=11, anchor="end", fill=GREY) for end in ends]
         for name, points in found[key].items():
-            line = " ".join(
-                f"{left + width * (minute + 0.5) / last:.1f},{top + height * (1 - scale(value) / scale(ends[-1])):.1f}"
-                for minute, value in points
-            )
+            line = " ".join(f"{left + width * (minute + 0.5) / last:.1f},{y_of(value):.1f}" for minute, value in points)
             style = f'stroke="{COLOURS[names.index(name)]}" stroke-width="1.6"'
             parts.append(f'<polyline points="{line}" fill="none" {style}/>')
         for minute in found["kills_min"]:

@@ -7,4 +7,4 @@ from numpy.typing import NDArray
 
 Array = NDArray[Any]  # of any datatype
 DType = np.dtype[Any]
-JsonObject = dict[str, Any]  # a parsed JSON object, whose values are checked as they are read
+Json = dict[str, Any]  # an object of JSON or YAML, whose values are checked as they are read

@@ -14,7 +14,7 @@ from importlib.machinery import all_suffixes
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path, PurePosixPath
 
-from handlers.aliases import JsonObject
+from handlers.aliases import Json
 from handlers.errors import InvalidConfig
 from handlers.proofs import Proof, read_proofs
 
@@ -50,7 +50,7 @@ class Build:
     # Properties of a converted model: engine, precision, and the difference of its answers from the original's.
     label: Mapping[str, str | float] = field(default_factory=dict)
     # Agreement with fp32 by precision, as `handlers.proofs.Proof.to_json` returns it.
-    proofs: Mapping[str, JsonObject] = field(default_factory=dict)
+    proofs: Mapping[str, Json] = field(default_factory=dict)
     # Agreement of the answers in fp32 with the model's own, and the settings that this needs.
     fidelity: Mapping[str, object] = field(default_factory=dict)
     made_with: str = ""  # the version of torchserve-batching

@@ -172,8 +172,8 @@ class BatchHandler(BaseHandler, Hooks[Config, Item]):  # type: ignore[misc]
             trial = Trial(self, window)
             self.engine = trial.engine
             _record_graphs(self)
-            shape, metadata = describe(self, name, version)
-            self.archive = replace(self.archive, shape=shape, metadata=metadata, defaults=default_options(self))
+            described = describe(self, name, version)
+            self.archive = replace(self.archive, described=described, defaults=default_options(self))
             if self.config.scheduling.mode == "adaptive":
                 claim_worker(name, version)
                 check_mode(settings)
@@ -237,7 +237,7 @@ def _describe_engine(task: Task, trial: Trial) -> None:
     space = archive_files.read_vector_space(archive.model_dir)
     space = f"{space}-{precision}" if space else ""
     metadata = replace(archive.metadata, precision=precision, proofs=proofs, vector_space=space or None)
-    task.archive = replace(archive, shape=replace(archive.shape, vector_space=space), metadata=metadata)
+    task.archive = replace(archive, described=(replace(archive.shape, vector_space=space), metadata))
 
 
 def _log_change(task: Task) -> None:

@@ -13,7 +13,7 @@ from pydantic import TypeAdapter
 from pydantic.errors import PydanticUserError
 
 from handlers import archive_files
-from handlers.aliases import JsonObject
+from handlers.aliases import Json
 from handlers.engines import Engine
 from handlers.errors import InvalidConfig
 from handlers.pipeline.task import Task, inputs_of, samples_of
@@ -110,12 +110,12 @@ def _tensor(name: str, dimensions: int) -> TensorMetadata:
     return TensorMetadata(name, "FP32", (-1,) * (1 + dimensions)) if dimensions else TensorMetadata(name, shape=(-1, 1))
 
 
-def _item(accepted: Inputs, inputs: Mapping[str, TensorMetadata], sample: object) -> JsonObject:
+def _item(accepted: Inputs, inputs: Mapping[str, TensorMetadata], sample: object) -> Json:
     """Return the JSON Schema of an item without its options, with a small sample as its example."""
     names = {key: tensor.name for key, tensor in inputs.items()} if accepted.items else {key: key for key in inputs}
     texts = {each: {"type": "string"} for each in (*TEXT_INPUTS, "b64")} if accepted.items is None else {}
     fields = {name: texts.get(key) or _values(inputs[key], accepted) for key, name in names.items()}
-    schema: JsonObject = {"type": "object", "properties": fields}
+    schema: Json = {"type": "object", "properties": fields}
     if isinstance(sample, str) and "text" in names:
         sample = {"text": sample}
     if isinstance(sample, Mapping) and names.keys() >= sample.keys() and not any(t.batch_dim for t in inputs.values()):
@@ -128,13 +128,13 @@ def _item(accepted: Inputs, inputs: Mapping[str, TensorMetadata], sample: object
     return schema
 
 
-def _values(tensor: TensorMetadata, accepted: Inputs) -> JsonObject:
+def _values(tensor: TensorMetadata, accepted: Inputs) -> Json:
     """Return the schema of an item's tensor: its numbers or texts, in nested lists."""
     if accepted.items is None or tensor.batch_dim:
         return {}
     kind = "integer" if "INT" in tensor.datatype else "number" if tensor.datatype[:2] in ("FP", "BF") else ""
     kind = {"BYTES": "string", "BOOL": "boolean"}.get(tensor.datatype, kind)
-    schema: JsonObject = {"type": kind} if kind else {}
+    schema: Json = {"type": kind} if kind else {}
     for size in reversed(tensor.shape[1:]):
         schema = {"type": "array", "items": schema, **({"minItems": size, "maxItems": size} if size >= 0 else {})}
     return schema
@@ -168,7 +168,7 @@ def _choose_names(kind: str, own: Iterable[str], given: Mapping[str, str], reser
     return names
 
 
-def _options(options_class: type, config: object) -> dict[str, JsonObject]:
+def _options(options_class: type, config: object) -> dict[str, Json]:
     """Return the SCHEMA_WORDS of each option of an item; a setting of the same name is its default."""
     properties = _properties(options_class)
     options = {}
@@ -183,12 +183,12 @@ def _options(options_class: type, config: object) -> dict[str, JsonObject]:
     return options
 
 
-def _properties(options_class: type) -> JsonObject:
+def _properties(options_class: type) -> Json:
     """Return the JSON Schema of each field; an empty one if a field's type has none."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            properties: JsonObject = TypeAdapter(options_class).json_schema().get("properties", {})
+            properties: Json = TypeAdapter(options_class).json_schema().get("properties", {})
     except PydanticUserError:
         return {}
     return properties
@@ -203,7 +203,7 @@ def _is_json(default: object) -> bool:
     return default is not None
 
 
-def _schema(schema: JsonObject) -> JsonObject:
+def _schema(schema: Json) -> Json:
     """Return the schema of a value other than None, which means the default."""
     choices = [choice for choice in schema.get("anyOf", [schema]) if choice.get("type") != "null"]
     (choice,) = choices if len(choices) == 1 else ({},)

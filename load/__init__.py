@@ -4,10 +4,6 @@ Imports point down: schedules; inputs, results; generate; expect, served, run_fi
 report; page; arguments, bench; __main__.
 """
 
-from typing import Any
-
-Json = dict[str, Any]  # an object of JSON
-
 
 class LoadError(Exception):
     """A measurement is not possible, or a result cannot be stored; the message is one line with the remedy."""

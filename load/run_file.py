@@ -11,9 +11,10 @@ from typing import Any
 import orjson
 from pydantic import TypeAdapter, ValidationError
 
-from load import Json, LoadError
+from load import LoadError
 from load.generate import Attack
 from load.results import NO_ANSWER, OK, Exchange, Recording, Summary, Verdict
+from torchserve_client.payloads import Json
 
 SCHEMA = "load-run/1"
 

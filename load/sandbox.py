@@ -21,7 +21,7 @@ from deploy.models import ROOT
 from deploy.nodes.run.machine import PORT_STEP, LocalNode, make_local_node
 from deploy.nodes.run.node import Node
 from deploy.nodes.run.server import Server
-from load import Json
+from torchserve_client.payloads import Json
 
 SIBLINGS = 4  # nodes of one configuration, each with ports higher by PORT_STEP, whose ports are reserved together
 FIRST_PORT = 12_000  # the lowest port that is tried

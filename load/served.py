@@ -2,12 +2,13 @@
 
 from dataclasses import dataclass
 
-from load import Json, LoadError
+from load import LoadError
 from load.generate import TIMEOUT_S, Target
 from load.inputs import Input
 from load.results import OK
 from torchserve_client.errors import ClientError, DeadlineExceeded, Unreachable
 from torchserve_client.management import Management
+from torchserve_client.payloads import Json
 from torchserve_client.transport import Request, Transport, authorization, path_of
 
 # The fields of a registration that determine a model's speed.

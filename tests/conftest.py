@@ -32,6 +32,7 @@ TIMEOUTS_S = {TESTS / "nightly": 900}
 
 # Folders whose tests all have the mark `builds`: each starts an Envoy.
 BUILDING = (TESTS / "deploy" / "gateway" / "envoy",)
+BUILDS = "\npytestmark = pytest.mark.builds"  # in a module whose tests all have it
 
 
 def has_gpu() -> bool:
@@ -64,10 +65,13 @@ def _logging() -> Iterator[None]:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Do not import a module without a test of the tier `builds`, which would take seconds."""
-    is_light = config.option.tier == "builds" and collection_path.match("test_*.py")
-    is_light = is_light and not any(collection_path.is_relative_to(folder) for folder in BUILDING)
-    return True if is_light and "mark.builds" not in collection_path.read_text(encoding="utf-8") else None
+    """Do not import a module without a test of the tier, which would take seconds."""
+    tier: str | None = config.option.tier
+    if tier not in ("check", "builds") or not collection_path.match("test_*.py"):
+        return None
+    text = collection_path.read_text(encoding="utf-8")
+    is_heavy = any(collection_path.is_relative_to(folder) for folder in BUILDING) or BUILDS in text
+    return True if (is_heavy if tier == "check" else not is_heavy and "mark.builds" not in text) else None
 
 
 @pytest.hookimpl(tryfirst=True)

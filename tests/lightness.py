@@ -11,21 +11,11 @@ from pathlib import Path
 from threading import current_thread, main_thread
 from typing import Any, NoReturn
 
-import openvino
 import pytest
-import torch
-from ctranslate2.converters import TransformersConverter
 
 # Programs, and modules of `python -m`, that a light test never starts: the archiver and the servers.
 PROGRAMS = {"torch-model-archiver", "torchserve", "java", "envoy", "ray"}
 PROGRAMS |= {f"deploy.{name}" for name in ("nodes.run", "gateway", "hosts.serve")}
-# An export or a conversion by one of them takes a second or more.
-EXPORTERS = (
-    (openvino, "convert_model"),
-    (torch.export, "export"),
-    (torch.onnx, "export"),
-    (TransformersConverter, "convert"),
-)
 # Seconds of one sleep. A loop that waits for a condition sleeps for less.
 SLEEP_S = 0.3
 SLEEP = time.sleep
@@ -61,10 +51,18 @@ def _watch_calls(owner: Any, name: str) -> None:
     setattr(owner, name, watched)
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Watch for the whole session: fixtures of a module run within its first test."""
+    if config.option.dist != "no":
+        return  # other processes run the tests, and this one starts sooner
+    import openvino  # noqa: PLC0415
+    import torch  # noqa: PLC0415
+    from ctranslate2.converters import TransformersConverter  # noqa: PLC0415
+
     sys.addaudithook(_watch)
-    for owner, name in (*EXPORTERS, (time, "sleep")):
+    # An export or a conversion takes a second or more.
+    exporters = ((openvino, "convert_model"), (torch.export, "export"), (torch.onnx, "export"))
+    for owner, name in (*exporters, (TransformersConverter, "convert"), (time, "sleep")):
         _watch_calls(owner, name)
 
 

@@ -21,7 +21,7 @@ from tests.rooms import imported, module_of
 FLOORS: dict[str, Sequence[set[str]]] = {
     "handlers": [{*line.split(", ")} for line in blocks("CONTRIBUTING.md", "text")[-1].splitlines()],
     "load": (
-        {"Json", "LoadError"},
+        {"LoadError"},
         {"sandbox", "schedules"},
         {"inputs", "results"},
         {"generate"},

@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from deploy import Json
 from deploy.archives import custom
 from deploy.archives.sources import source
 from deploy.loader import NoMetrics, PlainContext
 from deploy.models import ModelEntry, models
+from torchserve_client.payloads import Json
 
 __all__ = ["run_task"]
 

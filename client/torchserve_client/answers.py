@@ -19,7 +19,7 @@ from torchserve_client.errors import ClientError, InvalidPayload
 from torchserve_client.files import replacing
 from torchserve_client.inputs import Input, Keys, printable
 from torchserve_client.locks import lock, open_locked
-from torchserve_client.payloads import JsonObject
+from torchserve_client.payloads import Json
 
 START = b'{"input":'  # prefix of every line, which distinguishes an incomplete line from the file of another program
 
@@ -124,7 +124,7 @@ class Answers:
                 yield record["input"], line.rstrip(b"\n") + b"\n"
 
 
-def _parse(line: bytes) -> JsonObject:
+def _parse(line: bytes) -> Json:
     """Parse a line; return an empty dict for a line of another program."""
     try:
         record = orjson.loads(line)

@@ -22,7 +22,7 @@ import yaml
 
 from torchserve_client.errors import InvalidPayload
 from torchserve_client.files import replacing
-from torchserve_client.payloads import JsonObject
+from torchserve_client.payloads import Json
 
 MANIFEST = "MAR-INF/MANIFEST.json"
 _SUFFIX = re.compile(r"-r(\d+)$")
@@ -37,7 +37,7 @@ _NAME_LENGTH = 128
 class Description:
     name: str
     version: str
-    config: JsonObject  # the parsed model-config.yaml; empty without one
+    config: Json  # the parsed model-config.yaml; empty without one
 
     @property
     def is_continuous(self) -> bool:

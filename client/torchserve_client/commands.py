@@ -21,7 +21,7 @@ from torchserve_client.gateway import Gateway, find_gateway
 from torchserve_client.management import Management
 from torchserve_client.metadata import Metadata
 from torchserve_client.nodes import Nodes
-from torchserve_client.payloads import JsonObject
+from torchserve_client.payloads import Json
 from torchserve_client.rollout import Registration, Rollout
 from torchserve_client.version import VERSION
 from torchserve_client.worker_log import WorkerLog, wait_loaded
@@ -134,7 +134,7 @@ def describe(options: argparse.Namespace, nodes: Nodes, client: Client) -> int:
     """Show versions, batch parameters, workers and queue of models on every node; for one model, also its metadata."""
     is_one = len(nodes.by_name) == 1
 
-    def call(name: str, management: Management) -> list[JsonObject]:
+    def call(name: str, management: Management) -> list[Json]:
         versions = _describe_versions(options, management)
         if not options.json:
             # Printed now, since another node may fail.
@@ -176,8 +176,8 @@ def _find_archive(store: Path, version: Mapping[str, object]) -> Path:
     return find_version(store / str(version["modelUrl"]), str(version["modelVersion"]))
 
 
-def _describe_versions(options: argparse.Namespace, management: Management) -> list[JsonObject]:
-    found: list[JsonObject] = []
+def _describe_versions(options: argparse.Namespace, management: Management) -> list[Json]:
+    found: list[Json] = []
     for model in [options.model] if options.model else management.models():
         try:
             default = management.describe(model)["modelVersion"]
@@ -238,7 +238,7 @@ def _workers(count: int) -> str:
     return f"{count} worker{'' if count == 1 else 's'}"
 
 
-def _model_table(versions: list[JsonObject]) -> Table:
+def _model_table(versions: list[Json]) -> Table:
     table = Table(box=None, pad_edge=False)
     for name in ("model", "version", "batch_size", "max_batch_delay", "workers", "waiting"):
         table.add_column(name, justify="right" if name in ("batch_size", "max_batch_delay", "waiting") else "left")

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from torchserve_client.errors import ClientError, ManagementError
 from torchserve_client.management import Api
-from torchserve_client.payloads import JsonObject
+from torchserve_client.payloads import Json
 from torchserve_client.transport import path_of
 
 DEFAULT_URL = "http://127.0.0.1:8003"  # its address, unless gateway.yaml sets another one
@@ -80,14 +80,14 @@ class Gateway(Api):
         """
         self._call("PUT", path_of("control", "nodes", name), {"draining": is_draining})
 
-    def canary(self, model: str) -> JsonObject | None:
+    def canary(self, model: str) -> Json | None:
         """Return version, percent and header of a model's canary; None without a canary.
 
         Raises:
             ManagementError: the gateway does not respond or refuses.
         """
         try:
-            found: JsonObject = self._call("GET", path_of("control", "canaries", model))
+            found: Json = self._call("GET", path_of("control", "canaries", model))
         except ManagementError as error:
             if error.status != 404:
                 raise

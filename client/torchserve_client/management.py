@@ -22,7 +22,7 @@ from torchserve_client.errors import (
     NotReady,
     Unreachable,
 )
-from torchserve_client.payloads import JsonObject, parse_json, read_reason
+from torchserve_client.payloads import Json, parse_json, read_reason
 from torchserve_client.transport import Cert, Request, Transport, Verify, address, authorization, path_of
 
 __all__ = ["Api", "Management", "ManagementError", "NotReady", "Unreachable"]
@@ -156,7 +156,7 @@ class Management(Api):
         """
         return [(model, version) for model in self.models() for version in self.versions(model, is_missing_ok=True)]
 
-    def describe(self, model: str, version: str | None = None) -> JsonObject:
+    def describe(self, model: str, version: str | None = None) -> Json:
         """Return TorchServe's description of a version: batch parameters, workers, queue.
 
         Args:
@@ -166,7 +166,7 @@ class Management(Api):
         Raises:
             ManagementError: status 404 if it is not registered.
         """
-        description: JsonObject = self._call("GET", path_of("models", model, version))[0]
+        description: Json = self._call("GET", path_of("models", model, version))[0]
         return description
 
     def versions(self, model: str, *, is_missing_ok: bool = False) -> list[str]:

@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import quote
 
 from torchserve_client.errors import ClientError, ServerFailed
-from torchserve_client.payloads import JsonObject
+from torchserve_client.payloads import Json
 
 # Header of a request to /predictions/M that requests the model's metadata in place of a prediction.
 HEADER = "X-Model-Metadata"
@@ -59,7 +59,7 @@ class Metadata:
     outputs: tuple[TensorMetadata, ...]
     max_batch_size: int
     precision: str = ""
-    proofs: Mapping[str, JsonObject] = field(default_factory=dict)
+    proofs: Mapping[str, Json] = field(default_factory=dict)
 
 
 def read_metadata(get: Get, model: str, version: str | None) -> Metadata:
@@ -85,7 +85,7 @@ def read_metadata(get: Get, model: str, version: str | None) -> Metadata:
         raise ServerFailed(f"{model}: the model does not report its inputs and outputs", 200, "NoMetadata") from error
 
 
-def _read(document: JsonObject, version: str | None) -> Metadata:
+def _read(document: Json, version: str | None) -> Metadata:
     return Metadata(
         name=str(document["name"]),
         version=version,
@@ -98,5 +98,5 @@ def _read(document: JsonObject, version: str | None) -> Metadata:
     )
 
 
-def _tensor(document: JsonObject) -> TensorMetadata:
+def _tensor(document: Json) -> TensorMetadata:
     return TensorMetadata(str(document["name"]), str(document["datatype"]), tuple(map(int, document["shape"])))

@@ -28,7 +28,7 @@ INPUT = "input"  # the name of an unnamed array; a handler with a single input a
 OCTETS = "application/octet-stream"
 TEXT = "text/plain; charset=utf-8"
 JSON = "application/json"
-JsonObject = dict[str, Any]  # a parsed JSON object, whose values are checked as they are read
+Json = dict[str, Any]  # an object of JSON or YAML, whose values are checked as they are read
 
 
 class Form(Enum):

@@ -18,7 +18,7 @@ from torchserve_client.errors import ClientError, ManagementError, RolloutFailed
 from torchserve_client.gateway import MOMENT_S, Gateway
 from torchserve_client.management import POLL_S, Management
 from torchserve_client.nodes import Nodes
-from torchserve_client.payloads import JsonObject
+from torchserve_client.payloads import Json
 
 DRAIN_S = 600.0  # most seconds of a drain: five times TorchServe's default of responseTimeout, 120 s
 NOTICE_S = 20.0  # seconds in which the gateway notices a change on the nodes, which it polls every two
@@ -48,7 +48,7 @@ class Retirement:
             with self._withdraw(model, version):
                 self.nodes.each_named(retire)
 
-    def _drain(self, name: str, model: str, old: JsonObject) -> None:
+    def _drain(self, name: str, model: str, old: Json) -> None:
         """Wait until a version has responded to all of its requests."""
         management, version = self.nodes.by_name[name], str(old["modelVersion"])
         self.sleep(MOMENT_S)
@@ -154,6 +154,6 @@ class Retirement:
         self.report(line if len(self.nodes.by_name) == 1 else f"{name}: {line}")
 
 
-def find(management: Management, model: str, version: str) -> JsonObject | None:
+def find(management: Management, model: str, version: str) -> Json | None:
     """Return the description of a version; None if it is not registered."""
     return management.describe(model, version) if version in management.versions(model) else None

@@ -24,7 +24,7 @@ from torchserve_client.errors import ClientError, LoadFailed, ManagementError, R
 from torchserve_client.gateway import MOMENT_S, Gateway
 from torchserve_client.journal import Entry, Journal
 from torchserve_client.management import Management
-from torchserve_client.payloads import JsonObject
+from torchserve_client.payloads import Json
 from torchserve_client.retirement import Retirement, find
 from torchserve_client.worker_log import WorkerLog, wait_loaded
 
@@ -150,7 +150,7 @@ class Rollout(Retirement):
         journal.end()
 
     def _register(
-        self, model: str, new: Registration, olds: Mapping[str, JsonObject], journal: Journal
+        self, model: str, new: Registration, olds: Mapping[str, Json], journal: Journal
     ) -> tuple[str, Callable[[], bool]]:
         """Register the new version beside the `olds` on all nodes; return it, and a function that undoes it."""
         taken = self.nodes.each(lambda management: management.versions(model))
@@ -181,7 +181,7 @@ class Rollout(Retirement):
         self,
         name: str,
         model: str,
-        old: JsonObject,
+        old: Json,
         new: Registration,
         *,
         version: str,
@@ -212,7 +212,7 @@ class Rollout(Retirement):
                 self._drain(name, model, described)
                 management.unregister(model, version)
         registered[name] = False
-        batch: JsonObject = {"batch_size": batch_size, "max_batch_delay_ms": delay_ms, "is_known": True}
+        batch: Json = {"batch_size": batch_size, "max_batch_delay_ms": delay_ms, "is_known": True}
         try:
             management.register(archive.name, initial_workers=workers, model_name=model, **batch)
         except ManagementError as error:
@@ -227,7 +227,7 @@ class Rollout(Retirement):
         self._report_node(name, f"{model}: version {version} is ready")
 
     def _find_archive(
-        self, model: str, olds: Mapping[str, JsonObject], new: Registration, taken: Set[str], journal: Journal
+        self, model: str, olds: Mapping[str, Json], new: Registration, taken: Set[str], journal: Journal
     ) -> tuple[str, Path]:
         """Find or make the archive to register, in the model store, with a free version or an unfinished rollout's."""
         entries, old = self._list_entries(olds), next(iter(olds.values()))
@@ -269,9 +269,7 @@ class Rollout(Retirement):
                 found.add(inference.fingerprint(model, version))
         return found - {None}
 
-    def _find_unfinished(
-        self, model: str, old: JsonObject, new: Registration, path: Path, journal: Journal
-    ) -> str | None:
+    def _find_unfinished(self, model: str, old: Json, new: Registration, path: Path, journal: Journal) -> str | None:
         """Return a copy's version that an unfinished rollout registered with the parameters that are wanted now."""
         batch = new.batch_size or int(old["batchSize"]), new.max_batch_delay_ms or int(old["maxBatchDelay"])
         for version in journal.versions:
@@ -281,7 +279,7 @@ class Rollout(Retirement):
                 return version
         return None
 
-    def _list_entries(self, olds: Mapping[str, JsonObject]) -> dict[str, Entry]:
+    def _list_entries(self, olds: Mapping[str, Json]) -> dict[str, Entry]:
         """Return the entries of versions that are described, for the journal."""
         found = {}
         for old in olds.values():
@@ -345,7 +343,7 @@ class Rollout(Retirement):
         return self.gateway
 
 
-def _has_batch(described: JsonObject, batch_size: int, delay_ms: int) -> bool:
+def _has_batch(described: Json, batch_size: int, delay_ms: int) -> bool:
     return (int(described["batchSize"]), int(described["maxBatchDelay"])) == (batch_size, delay_ms)
 
 

@@ -20,7 +20,6 @@ from typing import cast, get_args
 
 import yaml
 
-from deploy import Json
 from deploy.archives.exports import Exports
 from deploy.archives.fingerprint import archive_fingerprint, handler_files, read_build
 from deploy.archives.labels import LABELS, check_labels
@@ -28,9 +27,9 @@ from deploy.archives.mode import complete_config
 from deploy.archives.names import lead, place, reject_other_models
 from deploy.archives.options import hide_places
 from deploy.archives.options import keep as keep_options
+from deploy.archives.requirements import check_installed, list_requirements
 from deploy.archives.sources import Source, source
 from deploy.archives.staging import Comparisons, check_root, find_packed_files, plan_comparisons, stage
-from deploy.archives.task_file import check_installed, list_requirements
 from deploy.archives.tasks import task_of
 from deploy.models import Engine, ModelEntry
 from deploy.places import ARCHIVE, REGISTER, STORE
@@ -41,6 +40,7 @@ from handlers.config import parse
 from handlers.errors import InvalidConfig
 from handlers.proofs import Proof, read_proofs
 from torchserve_client.archives import describe
+from torchserve_client.payloads import Json
 from torchserve_client.version import VERSION
 
 # The ending of an archive by torch-model-archiver's name of its format. zip-store, our default, does not compress:

@@ -15,8 +15,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from deploy.archives.requirements import install
 from deploy.archives.sources import CODE, Source, WeightsUnavailable
-from deploy.archives.task_file import check_reads, find_helpers, install
+from deploy.archives.task_file import check_reads, find_helpers
 from deploy.archives.tasks import Task, find_staged_files, task_of
 from deploy.models import Engine, ModelEntry
 from deploy.progress import step
@@ -142,8 +143,7 @@ def _run(task: Served, model: ModelEntry, folder: Path) -> None:
     task.config = parse(task.config_class, model.config().get("handler"))
     task.archive = Archive(folder)
     task.engine = task.load()
-    shape, metadata = describe(task, model.name, model.version)
-    task.archive = replace(task.archive, shape=shape, metadata=metadata)
+    task.archive = replace(task.archive, described=describe(task, model.name, model.version))
     for payload in samples_of(task):
         for batch in ([payload], [payload] * SEVERAL):
             items = _read(task.prepare, task.prepare([decode(task, each) for each in batch]), batch)

@@ -21,7 +21,6 @@ import torch
 import transformers
 from openvino.frontend.pytorch.ts_decoder import TorchScriptPythonDecoder
 
-from deploy import Json
 from deploy.archives.hub import open_checkpoint, pack
 from deploy.archives.sources import Source
 from deploy.archives.tasks import find_staged_files, task_class, task_of
@@ -36,6 +35,7 @@ from handlers.text.config import TextConfig
 from handlers.text.encoder_modules import Encoder, load_encoder
 from handlers.text.encoders import Head, write_tokenizer
 from handlers.text.sentence_modules import read_modules
+from torchserve_client.payloads import Json
 
 # Keys of JSON that do not change a vector.
 NEUTRAL = ("transformers_version", "_name_or_path", "__version__", "dtype", "torch_dtype", "architectures")

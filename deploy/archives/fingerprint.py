@@ -7,12 +7,12 @@ A file counts with its content and its place, so moving one is a change too. The
 found by their imports; none is imported, since torch takes seconds.
 """
 
+import ast
 import functools
 import hashlib
 import importlib.metadata
 import zipfile
-from collections.abc import Mapping
-from modulefinder import ModuleFinder
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from deploy.archives.sources import Source
@@ -43,11 +43,33 @@ def handler_files(root: Path = ROOT) -> dict[str, Path]:
 @functools.cache
 def find_modules(root: Path, *modules: str) -> Mapping[str, Path]:
     """Find the files of dotted modules and of all that they import from deploy/ and handlers/ in `root`, by path."""
-    finder = ModuleFinder([str(root)])
-    for name in modules:
-        finder.import_hook(name)
-    files = [vars(module)["__file__"] for module in finder.modules.values()]
-    return _by_path(root, [Path(file) for file in files if file])
+    found, left = set[Path](), [file for name in modules for file in _files_of(root, name)]
+    while left:
+        if (file := left.pop()) not in found:
+            found.add(file)
+            left += _imported(root, file)
+    return _by_path(root, [*found])
+
+
+@functools.cache  # most modules are those of several tasks
+def _imported(root: Path, path: Path) -> frozenset[Path]:
+    names = set[str]()
+    for node in ast.walk(ast.parse(path.read_bytes())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return frozenset(file for name in names for file in _files_of(root, name))
+
+
+def _files_of(root: Path, name: str) -> Iterator[Path]:
+    """Yield the files in `root` that an import of a dotted name runs; the last part may be no module."""
+    place = root
+    for part in name.split("."):
+        place /= part
+        yield from filter(Path.is_file, (place / "__init__.py", place.with_suffix(".py")))
+        if not place.is_dir():
+            return
 
 
 def _by_path(root: Path, paths: list[Path]) -> dict[str, Path]:

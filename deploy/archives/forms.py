@@ -15,13 +15,13 @@ import numpy as np
 import safetensors.torch
 import transformers
 
-from deploy import Json
 from deploy.archives.sources import WeightsUnavailable
 from deploy.archives.tasks import BUILT_IN
 from deploy.models import ModelEntry
 from handlers.errors import InvalidConfig
 from handlers.text.sentence_files import read_json
 from handlers.text.token_modules import QUERY_WEIGHTS
+from torchserve_client.payloads import Json
 
 ROUTER = "router_config.json"
 STATIC, WEIGHT = "SparseStaticEmbedding", "weight"

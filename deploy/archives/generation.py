@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from deploy import Json
 from handlers.checkpoints import load_tokenizer
 from handlers.engines import Outputs
 from handlers.engines.seq2seq import load_model
@@ -18,6 +17,7 @@ from handlers.pipeline.task import Task as Served
 from handlers.precision.answers import run_items
 from handlers.protocol.requests import Payload
 from handlers.warm_up import decode_items
+from torchserve_client.payloads import Json
 
 # Texts of one word to some fifty, with characters outside English.
 TEXTS = (

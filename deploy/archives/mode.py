@@ -2,11 +2,11 @@
 
 from collections.abc import Mapping
 
-from deploy import Json
 from deploy.archives.tasks import Mode, task_of
 from deploy.models import ModelEntry
 from handlers.continuous.mode import CONTINUOUS, check_mode
 from handlers.errors import InvalidConfig
+from torchserve_client.payloads import Json
 
 # TorchServe's part of an adaptive archive, for keys that its file lacks. batchSize is the window: the requests that the
 # worker chooses from. maxBatchDelay, in ms, is how long an idle worker waits for a second request: 1 is TorchServe's

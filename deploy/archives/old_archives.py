@@ -16,9 +16,9 @@ from typing import IO, Any, NamedTuple, Self
 
 import yaml
 
-from deploy import Json
 from deploy.yaml_text import parse_yaml
 from handlers.errors import InvalidConfig
+from torchserve_client.payloads import Json
 
 MANIFEST = "MAR-INF/MANIFEST.json"
 SUFFIXES = (".mar", ".zip", ".tar.gz", ".tgz")

@@ -15,12 +15,12 @@ import transformers
 from numpy.typing import NDArray
 from PIL import Image
 
-from deploy import Json
 from deploy.archives.sources import Source
 from deploy.models import ModelEntry
 from handlers.errors import InvalidConfig, reason
 from handlers.vision.config import OF_ARCH, ImageClassificationConfig
 from handlers.vision.preprocessing import Levels, Pixels, Preprocessing, to_levels
+from torchserve_client.payloads import Json
 
 FIRST = "IMAGENET1K_V1"  # the weights whose transform is the default; torchvision has them for most networks
 TRANSFORMED = ("googlenet", "inception_v3")  # networks whose published weights need `transform_input`

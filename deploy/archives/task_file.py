@@ -1,26 +1,19 @@
-"""A user's file with their own task, the modules beside it, read as text, and the packages that an archive needs.
-
-requirements: [scipy>=1.11] | FILE -> lines -> installed here, or one line with the command -> build.json -> each worker
+"""A user's file with their own task, and the modules beside it, read as text.
 
 The check whether an archive is up to date imports no code.
 `deploy.archives.custom` imports the file and checks its class.
 """
 
 import ast
-import shlex
 import sys
 import sysconfig
 from collections.abc import Mapping
 from importlib.machinery import PathFinder
 from pathlib import Path, PurePosixPath
 
-from packaging.requirements import InvalidRequirement, Requirement
-
-from deploy.models import ROOT, ModelEntry
-from handlers.archive_files import find_missing
+from deploy.models import ROOT
 from handlers.errors import InvalidConfig
 
-FILE = "requirements.txt"
 # The packages that every archive has, or that tests import; a folder of the user's may have these names.
 OWN = {"handlers", "deploy", "load", "torchserve_client", "torchserve_batching"}
 
@@ -138,42 +131,3 @@ def check_module(path: Path) -> None:
     else:
         return
     raise InvalidConfig(f"{path.name}: it has the name of {owner}, which it would hide from the worker; rename it")
-
-
-def list_requirements(model: ModelEntry) -> tuple[str, ...]:
-    """List the entry's requirements, or those of the project for a task in a file; InvalidConfig names a wrong one."""
-    own: str | tuple[str, ...] = model.requirements
-    if not own and model.handler.endswith(".py") and (model.folder.parent / FILE).is_file():
-        own = FILE
-    lines = _read(model, model.folder.parent / own) if isinstance(own, str) and own else tuple(own)
-    for line in lines:
-        try:
-            Requirement(line)
-        except InvalidRequirement as error:
-            reason = str(error).partition("\n")[0]
-            raise InvalidConfig(
-                f"{model.name}: requirements: {line}: {reason}; expected a package, such as scipy>=1.11"
-            ) from None
-    return tuple(line for line in lines if (marker := Requirement(line).marker) is None or marker.evaluate())
-
-
-def _read(model: ModelEntry, path: Path) -> tuple[str, ...]:
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError):
-        raise InvalidConfig(f"{model.name}: requirements: no file {path.name} beside the list") from None
-    lines = (line.partition(" #")[0].partition(" --")[0].strip() for line in text.replace("\\\n", " ").splitlines())
-    return tuple(line for line in lines if line and not line.startswith(("#", "-")))
-
-
-def check_installed(model: ModelEntry) -> None:
-    """Raise InvalidConfig with the command if this environment lacks a requirement."""
-    if missing := find_missing(list_requirements(model)):
-        raise InvalidConfig(
-            f"{model.name}: requirements: not installed here: {', '.join(missing)}; {install(*missing)}"
-        )
-
-
-def install(*packages: str) -> str:
-    """Return the command that installs packages into this environment."""
-    return f"{sys.executable} -m pip install {shlex.join(each.partition(' (')[0] for each in packages)}"

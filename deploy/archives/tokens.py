@@ -19,12 +19,12 @@ from typing import Any
 
 import tokenizers
 
-from deploy import Json
 from deploy.models import ModelEntry
 from handlers.checkpoints import import_transformers, load_tokenizer
 from handlers.errors import InvalidConfig, reason
 from handlers.text.encoders import read_backend
 from handlers.text.sentence_files import read_json
+from torchserve_client.payloads import Json
 
 TEXTS = (
     *(

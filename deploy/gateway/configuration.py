@@ -16,11 +16,11 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
-from deploy import Json
 from deploy.gateway.settings import GUARDS, NONE, GatewaySettings, Ports, make_settings, read_document
 from deploy.gateway.watch import read_saved
 from deploy.nodes.run.node import Node, read_nodes, replace_file
 from handlers.errors import InvalidConfig
+from torchserve_client.payloads import Json
 
 logger = logging.getLogger(__name__)
 

@@ -19,13 +19,13 @@ from urllib.parse import quote
 import aiohttp
 from yarl import URL
 
-from deploy import Json
 from deploy.gateway.state import Placement
 from deploy.nodes.run.node import Node, read_tokens
 from deploy.protocol.deep import ANSWER_S, SAMPLE
 from deploy.protocol.rejections import DRAINING
 from handlers.protocol.wire import METADATA_HEADER, NAME_BYTES
 from torchserve_client.management import OVERLAP, PAGE_MODELS
+from torchserve_client.payloads import Json
 
 CONNECT_S = 1.0  # seconds to connect, which takes no work of the node
 # Seconds for a response of the management API: it shares its threads with inference and with registrations that wait
@@ -75,13 +75,13 @@ async def ask(
         sent["Authorization"] = f"Bearer {tokens[api]}"
     try:
         async with session.request(method, url, headers=sent, timeout=timeout) as response:
-            if not has_document:
-                return response.status, None
+            if not has_document and response.status < 400:
+                return response.status, b""
             async for part in response.content.iter_any():
                 body += part
                 if len(body) > RESPONSE_BYTES:
                     raise NodeFailed(f"{method} {path.partition('?')[0]}: over {RESPONSE_BYTES} bytes")
-            return response.status, json.loads(body)
+            return response.status, json.loads(body) if has_document else bytes(body)
     except TimeoutError:
         raise NodeFailed(f"no response in {timeout_s:g} s") from None
     except (aiohttp.ClientError, OSError) as error:
@@ -185,11 +185,10 @@ async def fetch_metadata(session: aiohttp.ClientSession, node: Node, model: str,
     return document if status == 200 and _is_metadata(document) else None
 
 
-async def ask_sample(session: aiohttp.ClientSession, node: Node, model: str, version: str) -> int:
-    """Return the status of the answer to a version's own sample."""
+async def ask_sample(session: aiohttp.ClientSession, node: Node, model: str, version: str) -> tuple[int, bytes]:
+    """Return the status of the answer to a version's own sample, and the body of an error."""
     path, headers = f"/predictions/{quote(model, safe='')}/{quote(version, safe='')}", {METADATA_HEADER: SAMPLE}
-    asked = ask(session, node, path, timeout_s=ANSWER_S, api="inference", headers=headers, has_document=False)
-    return (await asked)[0]
+    return await ask(session, node, path, timeout_s=ANSWER_S, api="inference", headers=headers, has_document=False)
 
 
 def _get_type(document: object) -> object:

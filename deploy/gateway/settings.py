@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, Field, model_validator
 from pydantic.dataclasses import dataclass
 
-from deploy import Json, settings_file
+from deploy import settings_file
 from deploy.gateway.envoy.resources import filter_headers
 from deploy.models import ROOT
 from deploy.nodes.run.node import Node
@@ -20,6 +20,7 @@ from deploy.settings_file import Collector, Origin, Port, read_file, read_yaml
 from handlers.config import SETTINGS, Count
 from handlers.errors import InvalidConfig
 from handlers.protocol.wire import FORM_FIELDS
+from torchserve_client.payloads import Json
 
 # The user's own settings in the folder of the state, or else the built-in ones.
 CONFIG = own if (own := HOME / "gateway.yaml").is_file() else ROOT / "deploy" / "gateway.yaml"

@@ -12,10 +12,10 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from deploy import Json
 from deploy.gateway.settings import Canary
 from deploy.nodes.run.node import Node
 from deploy.protocol.description import strip_zeros
+from torchserve_client.payloads import Json
 
 
 @dataclass(frozen=True, slots=True)

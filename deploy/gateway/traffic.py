@@ -16,10 +16,10 @@ from collections.abc import Mapping
 
 import aiohttp
 
-from deploy import Json
 from deploy.gateway import metrics
 from deploy.gateway.metrics import Counter
 from deploy.gateway.state import Fleet
+from torchserve_client.payloads import Json
 
 REQUESTS = "handler_requests_total"  # counted by the handlers
 # The counters that the page draws.

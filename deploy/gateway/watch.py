@@ -22,10 +22,10 @@ from typing import TypeVar
 import aiohttp
 from pydantic import TypeAdapter, ValidationError
 
-from deploy import Json
 from deploy.gateway.management import Models, NodeDraining, NodeFailed, NodeUnreachable, fetch_metadata, list_models
 from deploy.gateway.state import Placement, ServedModel, ServedVersion
 from deploy.nodes.run.node import STARTED, Node, replace_file
+from torchserve_client.payloads import Json
 
 logger = logging.getLogger(__name__)
 

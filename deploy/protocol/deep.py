@@ -4,19 +4,27 @@ a probe -> Checks -> a sample is on its way, or was answered a moment ago? -> it
 """
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable, Hashable, Mapping
+from contextlib import suppress
 
-from deploy import Json
+from deploy.protocol.rejections import BUSY
+from torchserve_client.payloads import Json
 
 SAMPLE = "sample"  # handlers.protocol.wire's, which an older archive lacks: it answers with its metadata
 ANSWER_S = 20.0  # seconds for the answer to a sample; a long micro-batch may be in front of it
 KEPT_S = 5.0  # seconds for which a result answers other probes
-_BUSY = (429, 503)  # statuses of a full queue: a probe must not restart the busiest server
+# Types of an error of which work in front of the sample is the reason: a probe must not restart the busiest server.
+# TorchServe has one type for a full queue and for no worker.
+_BUSY = {BUSY.type, "QueueFull", "Overloaded", "BatchTimeout"}
 
 
-def problem_of(status: int) -> str:
+def problem_of(status: int, body: bytes) -> str:
     """Return what is wrong with a model that answers its sample so; "" if it is healthy or busy."""
-    return f"its own sample returned {status}" if status >= 400 and status not in _BUSY else ""
+    with suppress(ValueError, TypeError, LookupError):
+        if status < 400 or json.loads(body)["type"] in _BUSY:
+            return ""
+    return f"its own sample returned {status}"
 
 
 def describe(problems: Mapping[str, str], is_ready: bool | None = None) -> tuple[Json, int]:

@@ -7,11 +7,12 @@ import json
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
-from deploy import Json
 from deploy.protocol.errors import RequestError
 from deploy.protocol.rejections import UNKNOWN_MODEL
 from handlers.protocol.api_forms import error_document
 from handlers.protocol.wire import NAMELESS
+from torchserve_client.payloads import Json
+from torchserve_client.version import VERSION
 
 NAME = "torchserve-batching"
 # The extensions of Triton that every server supports.
@@ -30,9 +31,6 @@ def strip_zeros(version: str) -> str:
 
 def describe_server(*extensions: str) -> Json:
     """Return the server's metadata, with further extensions."""
-    # The client's package imports its connections, too, which a server of one archive does not use.
-    from torchserve_client.version import VERSION  # noqa: PLC0415
-
     return {"name": NAME, "version": VERSION, "extensions": [*EXTENSIONS, *extensions]}
 
 

@@ -10,9 +10,9 @@ from urllib.parse import quote
 
 import numpy as np
 
-from deploy import Json
 from deploy.protocol.description import NAME, describe_server, find_only
 from handlers.protocol import wire
+from torchserve_client.payloads import Json
 
 # Parts of hosts: those of the routes below that a host has.
 FRONTEND = frozenset({"", "list"})

@@ -55,6 +55,7 @@ UNAVAILABLE = Rejection(
 )
 # Of one process and Ray, in TorchServe's words.
 BUSY = Rejection(503, "ServiceUnavailableException", "The server holds too many bytes of requests.", RETRY)
+NOT_READY = Rejection(503, "ModelNotReady", "The model is not ready.", RETRY)
 DRAINING = Rejection(503, "Draining", "This process is about to end.", RETRY)
 FAILED = Rejection(500, "InternalServerException", "The server failed.")
 

@@ -32,8 +32,9 @@ from handlers.engines import Outputs
 from handlers.errors import INTERNAL_ERROR, InvalidInput, ItemError, OutOfTime, ResponseTooLarge, where
 from handlers.metrics import EXECUTION_SECONDS, FAILED, OUTPUT, SUCCEEDED, Event, Recorder, execution_event, item_event
 from handlers.pipeline.failures import fail, find_excess, isolate
-from handlers.pipeline.jobs import AnySlot, Job, Slot, fold, headers_of, make_job
+from handlers.pipeline.jobs import AnySlot, Job, Slot, fold, make_job
 from handlers.pipeline.micro_batches import plan_micro_batches
+from handlers.pipeline.response_headers import headers_of
 from handlers.pipeline.task import Reporting, Task, decode, inputs_of, samples_of
 from handlers.protocol.api_forms import Answer
 from handlers.protocol.metadata import METADATA_HEADER

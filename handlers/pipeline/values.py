@@ -28,11 +28,24 @@ class Archive:
     device: Device = CPU  # of the engine
     longest_run_s: float = inf  # most seconds of one run, for engines that can stop one
     fingerprint: str | None = None  # hash of everything that it was made from; None if unknown
-    # Known when the task is loaded: its metadata, the requests that it takes, and its settings with the options of an
-    # item that has none.
-    metadata: Metadata = None  # type: ignore[assignment]
-    shape: Shape = None  # type: ignore[assignment]
+    # Known when the task is loaded: the requests that it takes with its metadata, and its settings with the options of
+    # an item that has none.
+    described: tuple[Shape, Metadata] | None = None
     defaults: tuple[object, object] = (None, None)
+
+    @property
+    def shape(self) -> Shape:
+        return self._known[0]
+
+    @property
+    def metadata(self) -> Metadata:
+        return self._known[1]
+
+    @property
+    def _known(self) -> tuple[Shape, Metadata]:
+        if self.described is None:
+            raise RuntimeError("the archive's shape and metadata are known when `load` has ended")
+        return self.described
 
     @property
     def checkpoint_dir(self) -> Path:

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from handlers.aliases import Array, JsonObject
+from handlers.aliases import Array, Json
 from handlers.errors import ItemError, WrongOutput
 from handlers.probabilities import sigmoid
 from handlers.protocol.responses import Response, encode, encode_padded
@@ -217,7 +217,7 @@ class LateRanking(Ranking):
         return np.array(sums) / (len(query) if self.is_mean else 1)
 
 
-def embedding_list(written: Sequence[object], model: str, tokens: int) -> JsonObject:
+def embedding_list(written: Sequence[object], model: str, tokens: int) -> Json:
     """Return OpenAI's list of embeddings."""
     data = [{"object": "embedding", "index": index, "embedding": each} for index, each in enumerate(written)]
     return {"object": "list", "data": data, "model": model, "usage": _usage(tokens)}

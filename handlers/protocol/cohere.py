@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from handlers.aliases import JsonObject
+from handlers.aliases import Json
 from handlers.errors import InvalidBody, InvalidOption
 from handlers.protocol.api_forms import Embeddings, encode_base64
 from handlers.protocol.tensors import VECTOR_DTYPES, quantize
@@ -33,7 +33,7 @@ class Asked(NamedTuple):
 NOTHING = Asked((), (), "")
 
 
-def read(sent: JsonObject, aliases: dict[str, str], version: str) -> Asked:
+def read(sent: Json, aliases: dict[str, str], version: str) -> Asked:
     """Replace Cohere's fields by ours."""
     field, *more = [name for name in FIELDS if name in sent] or [FIELDS[0]]
     given = sent.pop(field, None)

@@ -7,7 +7,7 @@ equal names.
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
-from handlers.aliases import JsonObject
+from handlers.aliases import Json
 from handlers.protocol import wire
 from handlers.protocol.responses import Response, encode
 
@@ -31,17 +31,17 @@ class Metadata:
     mode: str
     inputs: Sequence[TensorMetadata]
     outputs: Sequence[TensorMetadata]
-    item: JsonObject  # JSON Schema of an item without options, and its example
+    item: Json  # JSON Schema of an item without options, and its example
     # The most rows of a request: `max_request_items`, or the number of samples that fit into `max_request_tokens`.
     max_batch_size: int
     max_request_items: int
-    options: JsonObject  # by name: "type" and further words of JSON Schema, "default" and "description"
+    options: Json  # by name: "type" and further words of JSON Schema, "default" and "description"
     accepts: Sequence[str]
     api: str | None  # the API of embedding servers that it answers
     apis: Sequence[str]  # all of them
     view: str  # how a page shows an answer; empty for JSON
     # Agreement with fp32 by precision; see handlers.proofs.
-    proofs: Mapping[str, JsonObject] = field(default_factory=dict)
+    proofs: Mapping[str, Json] = field(default_factory=dict)
     precision: str | None = None
     device: str = "cpu"
     vector_space: str | None = None  # the identity of its vectors

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from handlers.aliases import Array, DType, JsonObject
+from handlers.aliases import Array, DType, Json
 from handlers.errors import InvalidBody, ItemError, MalformedTensor, show_name
 from handlers.protocol import tensors
 from handlers.protocol.bodies import is_inference
@@ -70,14 +70,14 @@ class Inference:
         return Response(error.code, encode({"error": error.message}))
 
     def _write(self, arrays: Mapping[str, tuple[Array, bool]]) -> Response:
-        document: JsonObject = {"model_name": self.model.name}
+        document: Json = {"model_name": self.model.name}
         if self.model.version is not None:
             document["model_version"] = self.model.version
         if self.id is not None:
             document["id"] = self.id
         document["outputs"], binary = [], []
         for name, (array, is_binary) in arrays.items():
-            content: JsonObject
+            content: Json
             if is_binary:
                 binary.append(tensors.to_binary(array))
                 content = {"parameters": {"binary_data_size": len(binary[-1])}}

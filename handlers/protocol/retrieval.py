@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
-from handlers.aliases import JsonObject
+from handlers.aliases import Json
 from handlers.errors import EmptyInput, InvalidBody, InvalidInput, InvalidOption, ItemError, TooManyInstances
 from handlers.protocol import cohere
 from handlers.protocol.api_forms import Answer, Embeddings, LateRanking, Pooling, Ranking, Sparse
@@ -104,7 +104,7 @@ def unpack(row: Mapping[str, object], headers: Headers, shape: Shape) -> Request
         return Request((ItemError.of(error),), form(shape.model.name, is_list=False, aliases=aliases))
 
 
-def _rename(sent: JsonObject, known: Mapping[str, str]) -> dict[str, str]:
+def _rename(sent: Json, known: Mapping[str, str]) -> dict[str, str]:
     """Give a client's fields our own names; return the client's by our own."""
     renamed: dict[str, str] = {}
     for alias, name in known.items():
@@ -122,7 +122,7 @@ def _rename(sent: JsonObject, known: Mapping[str, str]) -> dict[str, str]:
     return renamed
 
 
-def _drop_neutral(sent: JsonObject, shape: Shape) -> None:
+def _drop_neutral(sent: Json, shape: Shape) -> None:
     """Remove the fields that ask for the answer of this archive; InvalidOption if one asks for another."""
     only = {**ONLY_VALUES[shape.api or ""], **shape.only_values}
     for name in only.keys() & sent.keys():
@@ -130,7 +130,7 @@ def _drop_neutral(sent: JsonObject, shape: Shape) -> None:
             raise InvalidOption(f"{name}: must be {json.dumps(only[name])} for this archive, or omitted.")
 
 
-def _embeddings(sent: JsonObject, shape: Shape, aliases: Mapping[str, str], asked: cohere.Asked | None) -> Request:
+def _embeddings(sent: Json, shape: Shape, aliases: Mapping[str, str], asked: cohere.Asked | None) -> Request:
     is_tei = asked is None and "inputs" in aliases.values()  # TEI scales vectors by default
     is_scaled = sent.pop("normalize", True) if is_tei else False
     is_fixed = "normalized" in shape.only_values or "dimensions" in sent
@@ -182,7 +182,7 @@ def _only(api: str, shape: Shape) -> dict[str, bool]:
     return {"return_dense": False, PARTS[api]: True} if "sparse" in shape.also else {}
 
 
-def _texts(sent: JsonObject, shape: Shape) -> tuple[tuple[Payload | ItemError, ...], bool]:
+def _texts(sent: Json, shape: Shape) -> tuple[tuple[Payload | ItemError, ...], bool]:
     """Make an item of each text or image; also return whether they were a list."""
     given = _required(sent, "input")
     if (side := sent.get("input_type")) is not None:
@@ -198,14 +198,14 @@ def _texts(sent: JsonObject, shape: Shape) -> tuple[tuple[Payload | ItemError, .
     return tuple(text_or_image(each, modality, sent, shape) for each in texts), is_list
 
 
-def _sparse(sent: JsonObject, shape: Shape, aliases: Mapping[str, str], *, is_pairs: bool) -> Request:
+def _sparse(sent: Json, shape: Shape, aliases: Mapping[str, str], *, is_pairs: bool) -> Request:
     if sent.pop("encoding_format", "float") not in ("float", "base64"):  # OpenAI's clients ask for base64
         raise InvalidOption("encoding_format: must be float or base64; weights of words are not encoded.")
     payloads, is_list = _texts(sent | _only("sparse", shape), shape)
     return Request(payloads, Sparse(shape.model.name, is_list, aliases=aliases, is_pairs=is_pairs))
 
 
-def _pooling(sent: JsonObject, shape: Shape, aliases: Mapping[str, str]) -> Request:
+def _pooling(sent: Json, shape: Shape, aliases: Mapping[str, str]) -> Request:
     if sent.pop("task", "token_embed") not in ("token_embed", "encode"):  # vLLM's new and old name
         raise InvalidOption(f"task: must be token_embed; {shape.model.name} has a vector for each token.")
     encoding, dtype = sent.pop("encoding_format", "float"), sent.pop("embed_dtype", "float32")
@@ -216,7 +216,7 @@ def _pooling(sent: JsonObject, shape: Shape, aliases: Mapping[str, str]) -> Requ
     return Request(payloads, form)
 
 
-def _rerank(sent: JsonObject, shape: Shape, aliases: Mapping[str, str]) -> Request:
+def _rerank(sent: Json, shape: Shape, aliases: Mapping[str, str]) -> Request:
     is_raw = shape.only_values.get("raw_scores")
     # TEI's scores are sigmoids by default.
     is_sigmoid = is_raw is True and "texts" in aliases.values() and sent.get("raw_scores", False) is False
@@ -248,7 +248,7 @@ def _rerank(sent: JsonObject, shape: Shape, aliases: Mapping[str, str]) -> Reque
     return Request(payloads, form)
 
 
-def _required(sent: JsonObject, name: str) -> Any:
+def _required(sent: Json, name: str) -> Any:
     if name not in sent:
         raise InvalidBody(f"{name}: missing.")
     return sent.pop(name)

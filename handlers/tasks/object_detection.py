@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from handlers.aliases import Array, JsonObject
+from handlers.aliases import Array, Json
 from handlers.engines import Engine, Outputs
 from handlers.pipeline.values import Results
 from handlers.precision.answers import Kind
@@ -83,7 +83,7 @@ class ObjectDetectionHandler(ImageHandler[ObjectDetectionConfig]):
             at, classes = select_boxes(boxes, rows, self._threshold(item), rules)
             yield at, classes + 1, rows[at, classes]
 
-    def _answer(self, item: DecodedImage, boxes: Array, labels: Array, scores: Array) -> list[JsonObject]:
+    def _answer(self, item: DecodedImage, boxes: Array, labels: Array, scores: Array) -> list[Json]:
         top_k = item.options.top_k or self.config.top_k
         count = int((scores > self._threshold(item)).sum())
         count = count if top_k is None else min(count, top_k)

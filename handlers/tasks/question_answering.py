@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from handlers.aliases import Array, JsonObject
+from handlers.aliases import Array, Json
 from handlers.engines import Engine, Outputs
 from handlers.errors import InvalidBody, InvalidInput, ItemError, ResponseTooLarge, TextTooLong
 from handlers.pipeline.values import Inputs, Results
@@ -118,7 +118,7 @@ class QuestionAnsweringHandler(WindowsHandler[QuestionAnsweringConfig, Passage])
         """Rank as transformers 4: equal words, in any place or case, are one answer with the sum of the scores."""
         options, encoding = item.options, item.encoding
         origin = item.windows[0].first
-        found: dict[str, JsonObject] = {}
+        found: dict[str, Json] = {}
         for window, (starts, ends) in zip(item.windows, rows, strict=True):
             spans = find_spans(
                 starts,

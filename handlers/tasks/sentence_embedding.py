@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from tokenizers import normalizers
 
-from handlers.aliases import Array, JsonObject
+from handlers.aliases import Array, Json
 from handlers.engines import Arrays, Engine, Outputs
 from handlers.errors import InvalidBody, InvalidConfig, InvalidOption, ItemError, TextTooLong
 from handlers.pipeline.micro_batches import Cost
@@ -159,7 +159,7 @@ class SentenceEmbeddingHandler(TextHandler[SentenceEmbeddingConfig, Sentence]):
         asked = [item.options.normalize for item in items]
         return [scale_to_unit(each) if is_asked else each for each, is_asked in zip(cut, asked, strict=True)]
 
-    def _chunks(self, states: Array, item: Chunked[Any]) -> list[JsonObject]:
+    def _chunks(self, states: Array, item: Chunked[Any]) -> list[Json]:
         """Return the vector and the characters of each chunk."""
         means = pool_chunks(states, item)
         if self.has_unit_length:

@@ -143,7 +143,7 @@ class TensorsHandler(BatchHandler[TensorsConfig, Row]):
         if self.outputs is None and not metadata.outputs:
             # Only names: datatypes and sizes may differ in other requests.
             metadata = replace(metadata, outputs=[describe_tensor(Tensor(name)) for name in outputs])
-            self.archive = replace(self.archive, metadata=metadata)
+            self.archive = replace(self.archive, described=(self.archive.shape, metadata))
         return outputs
 
     def split(self, outputs: Outputs, items: Sequence[Row]) -> Sequence[object]:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from handlers.aliases import Array, JsonObject
+from handlers.aliases import Array, Json
 from handlers.checkpoints import check_labels
 from handlers.engines import Engine, Outputs
 from handlers.errors import InvalidInput, ItemError, TextTooLong
@@ -78,7 +78,7 @@ class TokenClassificationHandler(WindowsHandler[TokenClassificationConfig, Item]
         rows = iter(softmax(outputs["logits"]))
         return [self._entities(item, list(islice(rows, len(item.windows)))) for item in items]
 
-    def _entities(self, item: Item, outputs: Sequence[NDArray[np.float32]]) -> list[JsonObject]:
+    def _entities(self, item: Item, outputs: Sequence[NDArray[np.float32]]) -> list[Json]:
         encoding, join = item.encoding, self.tokenizer.convert_tokens_to_string
         rows = [*zip(encoding.ids, encoding.tokens, encoding.offsets, encoding.special_tokens_mask, strict=True)]
         first = encoding.sequence_ids.index(0) if item.windows[0].tokens else 0

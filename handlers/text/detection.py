@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from handlers.aliases import JsonObject
+from handlers.aliases import Json
 from handlers.engines.fasttext import FastTextEngine
 from handlers.errors import InvalidConfig, UnknownLanguage
 from handlers.text.config import TranslationOptions
@@ -31,7 +31,7 @@ class SourceLanguage:
     score: float | None = None  # of the detector; None if it did not run
 
     @property
-    def fields(self) -> JsonObject:
+    def fields(self) -> Json:
         """The fields of an answer; none if the detector did not run."""
         return {} if self.score is None else {"src_lang": self.code, "src_lang_score": self.score}
 

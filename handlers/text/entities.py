@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from handlers.aliases import JsonObject
+from handlers.aliases import Json
 from handlers.text.config import Aggregation
 
 Join = Callable[[list[str]], str]  # joins tokens to text, as the tokenizer's decoder does
@@ -52,7 +52,7 @@ def find_entities(
     aggregation: Aggregation,
     join: Join,
     ignored: Collection[str],
-) -> list[JsonObject]:
+) -> list[Json]:
     """Label tokens and group them: {"entity", "index", ...} per token, {"entity_group", ...} per group."""
     if aggregation in ("first", "average", "max"):
         tokens = [_join_word(word, aggregation, join) for word in _group_runs(tokens, lambda _, each: each.is_subword)]
@@ -78,11 +78,11 @@ def find_entities(
     ]
 
 
-def merge_windows(found: Sequence[list[JsonObject]]) -> list[JsonObject]:
+def merge_windows(found: Sequence[list[Json]]) -> list[Json]:
     """Join the entities of overlapping windows: of two that overlap, the longer one stays, or else the likelier one."""
     if len(found) == 1:
         return found[0]
-    merged: list[JsonObject] = []
+    merged: list[Json] = []
     for entity in sorted((each for window in found for each in window), key=itemgetter("start")):
         if not merged or entity["start"] >= merged[-1]["end"]:
             merged.append(entity)
@@ -91,7 +91,7 @@ def merge_windows(found: Sequence[list[JsonObject]]) -> list[JsonObject]:
     return merged
 
 
-def _weight(entity: JsonObject) -> tuple[int, float]:
+def _weight(entity: Json) -> tuple[int, float]:
     return entity["end"] - entity["start"], entity["score"]
 
 
@@ -117,7 +117,7 @@ def _join_word(tokens: list[Token], aggregation: Aggregation, join: Join) -> Tok
     return Token(join([token.word for token in tokens]), scores, tokens[0].index, tokens[0].start, tokens[-1].end)
 
 
-def _entity(name: str, run: list[LabelledToken], join: Join) -> JsonObject:
+def _entity(name: str, run: list[LabelledToken], join: Join) -> Json:
     return {
         "entity_group": name,
         "score": fmean(item.score for item in run),

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import takewhile
 from pathlib import Path
 
-from handlers.aliases import JsonObject
+from handlers.aliases import Json
 from handlers.checkpoints import load_tokenizer
 from handlers.errors import InvalidConfig, InvalidOption, reason
 from handlers.text.inputs import Side
@@ -32,7 +32,7 @@ class PairTemplate:
         """Raise InvalidConfig if the template does not render both texts of a pair."""
         self.tokenizer = load_tokenizer(folder, trust_remote_code=trust_remote_code)
         settings = reranker_settings(folder)
-        self.variables: JsonObject = (settings.get("processing_kwargs") or {}).get("chat_template") or {}
+        self.variables: Json = (settings.get("processing_kwargs") or {}).get("chat_template") or {}
         stated = ((settings.get("modality_config") or {}).get("message") or {}).get("format", "auto")
         is_found = any(each in self.tokenizer.chat_template for each in STRUCTURED)
         self.is_structured = stated == "structured" or (stated == "auto" and is_found)
@@ -47,7 +47,7 @@ class PairTemplate:
         same = [*takewhile(lambda ends: ends[0] == ends[1], zip(reversed(first), reversed(second), strict=False))]
         self.suffix = [own for own, _ in reversed(same)]  # the tokens behind the texts, which no cut removes
 
-    def _message(self, role: str, text: str) -> JsonObject:
+    def _message(self, role: str, text: str) -> Json:
         return {"role": role, "content": [{"type": "text", "text": text}] if self.is_structured else text}
 
     def _render(self, pair: tuple[str, str]) -> str:

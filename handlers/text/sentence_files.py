@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from handlers.aliases import JsonObject
+from handlers.aliases import Json
 from handlers.errors import InvalidOption, show_name
 from handlers.probabilities import sigmoid
 
@@ -30,7 +30,7 @@ def read_json(path: Path) -> Any:
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
 
 
-def _read_mapping(path: Path) -> JsonObject:
+def _read_mapping(path: Path) -> Json:
     content = read_json(path)
     return content if isinstance(content, dict) else {}
 

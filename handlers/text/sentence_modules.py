@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from handlers.aliases import JsonObject
+from handlers.aliases import Json
 from handlers.errors import InvalidConfig
 from handlers.text.sentence_files import SENTENCE_CONFIG, Prompts, read_json
 
@@ -45,7 +45,7 @@ FLAGS = {
 class SentenceModule(NamedTuple):
     kind: str  # one of KINDS
     folder: Path
-    settings: JsonObject
+    settings: Json
 
     @property
     def modes(self) -> Sequence[str]:
@@ -60,10 +60,10 @@ class SentenceModule(NamedTuple):
         return int(self.settings["out_features"]) if self.kind == "Dense" else size
 
 
-def transformer_settings(folder: Path) -> JsonObject:
+def transformer_settings(folder: Path) -> Json:
     """Read the settings of the transformer's module; older files are named after the model."""
     files = sorted(folder.glob("sentence_*_config.json"), key=lambda path: path.name != "sentence_bert_config.json")
-    settings: JsonObject = read_json(files[0]) if files else {}
+    settings: Json = read_json(files[0]) if files else {}
     return settings
 
 
@@ -137,12 +137,12 @@ def has_pair_template(folder: Path) -> bool:
     return is_stated and (modalities is None or "message" in modalities)
 
 
-def reranker_settings(folder: Path) -> JsonObject:
+def reranker_settings(folder: Path) -> Json:
     """Read the settings of a cross-encoder's transformer, which only count beside modules.json."""
     return transformer_settings(folder) if (folder / "modules.json").is_file() else {}
 
 
-def check_transformer(folder: Path, neutral: Mapping[str, object], settings: JsonObject | None = None) -> None:
+def check_transformer(folder: Path, neutral: Mapping[str, object], settings: Json | None = None) -> None:
     """Check the settings of the transformer's module; InvalidConfig if one is not supported."""
     settings = transformer_settings(folder) if settings is None else settings
     _check_settings("Transformer", settings, neutral)

@@ -8,7 +8,7 @@ import safetensors
 import safetensors.torch
 import torch
 
-from handlers.aliases import JsonObject
+from handlers.aliases import Json
 from handlers.errors import InvalidConfig
 from handlers.text.sentence_files import SENTENCE_CONFIG, make_torch_module, read_json
 from handlers.text.sentence_modules import SentenceModule, read_modules
@@ -36,7 +36,7 @@ POOLINGS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
 class Dense(torch.nn.Module):
     """A linear layer and an activation, with an optional residual connection around both."""
 
-    def __init__(self, settings: JsonObject) -> None:
+    def __init__(self, settings: Json) -> None:
         super().__init__()
         sizes = int(settings["in_features"]), int(settings["out_features"])
         self.linear = torch.nn.Linear(*sizes, bias=settings.get("bias", True))

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import AddedToken
 
-from handlers.aliases import JsonObject
+from handlers.aliases import Json
 from handlers.engines import Arrays, Engine, Outputs
 from handlers.errors import InvalidConfig, ItemError
 from handlers.protocol.requests import Payload
@@ -143,10 +143,10 @@ class TokensHandler(TextHandler[Config, Item], Generic[Config, Item]):
             words = np.arange(len(row)), row
         return choose_words(*words, options.top_k or self.most_words, options.threshold)
 
-    def words(self, outputs: Outputs, at: int, item: Item) -> JsonObject:
+    def words(self, outputs: Outputs, at: int, item: Item) -> Json:
         """Return the words of one text as its response has them."""
         indices, values = self.words_of(outputs, at, item)
-        found: JsonObject = {"indices": indices, "values": values}
+        found: Json = {"indices": indices, "values": values}
         if item.options.return_tokens:
             found["tokens"] = [self.tokenizer.backend_tokenizer.id_to_token(int(each)) for each in indices]
         return found

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from handlers.aliases import JsonObject
+from handlers.aliases import Json
 from handlers.errors import InvalidConfig
 from handlers.text.sentence_files import SENTENCE_CONFIG, read_json
 from handlers.text.sentence_modules import SentenceModule, check_transformer, transformer_settings
@@ -66,7 +66,7 @@ class Late:
     lengths: Mapping[str, int] = field(default_factory=dict)  # the most tokens of each kind of text
     skipped: Sequence[str] = ()  # tokens that have no vector
     skipped_kinds: Sequence[str] = ("document",)  # kinds of texts in which they have none
-    expansion: JsonObject = field(default_factory=dict)  # of queries; sentence-transformers' names
+    expansion: Json = field(default_factory=dict)  # of queries; sentence-transformers' names
     is_mean: bool = False  # whether a score is a mean over the query's tokens, and not a sum
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from handlers.aliases import JsonObject
+from handlers.aliases import Json
 from handlers.checkpoints import import_transformers, load_tokenizer
 from handlers.text.encoders import PREPARED, backend_of, hash_sources, read_backend
 from handlers.text.languages import Languages, Target, read_languages
@@ -61,10 +61,10 @@ class Original:
         options = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
         return self._tokenizer.batch_decode(rows, **options)  # type: ignore[no-any-return]
 
-    def describe(self, folder: Path) -> JsonObject | None:
+    def describe(self, folder: Path) -> Json | None:
         """Return the content of prepared.json; None if only transformers encodes as this tokenizer does."""
         tokenizer, kind = self._tokenizer, type(self._tokenizer).__name__
-        content: JsonObject
+        content: Json
         if tokenizer.is_fast:
             content = {"backend": backend_of(tokenizer), "split_special_tokens": tokenizer.split_special_tokens}
             if content["backend"] is None:
@@ -107,7 +107,7 @@ class Original:
 class Prepared:
     """Encodes and decodes with tokenizers or sentencepiece, and has no state."""
 
-    def __init__(self, folder: Path, content: JsonObject) -> None:
+    def __init__(self, folder: Path, content: Json) -> None:
         self._around, self._is_left, self._special = content["around"], content["side"] == "left", content["special"]
         self.generation, self.positions = SimpleNamespace(**content["generation"]), content["positions"]
         targets = {code: Target(**target) for code, target in content["targets"].items()}
@@ -139,7 +139,7 @@ class Prepared:
 class _Pieces:
     """sentencepiece between the special tokens of a text, as the tokenizers of IN_PYTHON."""
 
-    def __init__(self, folder: Path, content: JsonObject) -> None:
+    def __init__(self, folder: Path, content: Json) -> None:
         import sentencepiece  # noqa: PLC0415
 
         self._model = sentencepiece.SentencePieceProcessor(model_file=str(folder / content["pieces"]))

@@ -19,8 +19,8 @@ from deploy.models import Engine, ModelEntry, model
 from deploy.places import STORE
 from handlers.archive_files import CHECKPOINT
 from handlers.continuous.mode import CONTINUOUS
-from load import Json
 from load.bench.rounds import Bench, progress, redirect_output
+from torchserve_client.payloads import Json
 
 CPU_ONLY = ("number_of_gpu=0",)  # the comparisons use OpenVINO on the processor, even on a machine with a GPU
 EXPORTS = STORE / ".exports"  # `make serve` uses these exports, too

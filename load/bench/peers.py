@@ -25,7 +25,6 @@ from numpy.typing import NDArray
 from deploy.archives.archive import Recipe
 from deploy.models import model
 from handlers.archive_files import GRAPH
-from load import Json
 from load.bench import embeddings, hosts, peer_process
 from load.bench.archives import CPU_ONLY, copy_with
 from load.bench.contender import Contender, Endpoint, Tuned, register
@@ -38,6 +37,7 @@ from load.inputs import Inputs
 from load.results import Verdict
 from load.sandbox import run_server
 from torchserve_client import protocol
+from torchserve_client.payloads import Json
 
 OURS = "ours"
 PEERS = (BENTOML, LITSERVE, PYTRITON)

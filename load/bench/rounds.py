@@ -22,10 +22,10 @@ from typing import NamedTuple
 import psutil
 from rich.table import Table
 
-from load import Json
 from load.bench.contender import Contender, Figures
 from load.generate import ClosedLoop, Load, OpenLoop
 from load.schedules import Poisson
+from torchserve_client.payloads import Json
 
 # Instructions that determine the speed of a model, by their names in /proc/cpuinfo: x86-64's, then Arm's.
 X86 = ("avx2", "avx512f", "avx_vnni", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8")

@@ -26,13 +26,14 @@ from deploy.archives.sources import fetch, source
 from deploy.archives.weights import load_weights
 from deploy.models import model
 from handlers.archive_files import CHECKPOINT
-from load import Json, LoadError
+from load import LoadError
 from load.bench import archives, texts
 from load.bench.archives import ADAPTIVE
 from load.bench.hosts import serve_one
 from load.bench.int8 import INT8, write_calibration
 from load.bench.rounds import Bench, Row
 from load.inputs import Inputs
+from torchserve_client.payloads import Json
 from torchserve_client.transport import Request, Transport
 
 IMAGES, ARCH = "mobilenet-v2", "mobilenet_v2"

@@ -116,6 +116,7 @@ def test_lock_of_an_extra_adds_to_the_environment_what_pyproject_asks_for(extra:
     assert asked - {PROJECT["name"]} <= {pin.partition("==")[0] for pin in blocks(text)}
 
 
+@pytest.mark.builds  # it takes seconds to search the jar
 def test_documents_are_those_of_the_installed_jar_valid_and_their_reasons_hold() -> None:
     made = make_documents()
     read = {name: json.loads((FOLDER / name).read_text(encoding="utf-8")) for name in made}

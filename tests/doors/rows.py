@@ -8,7 +8,7 @@ import zlib
 import grpc
 
 from handlers.protocol.statuses import meaning_of
-from tests.doors.http2 import CONTINUATION, DATA, HEADERS, INFER, PING, RESET, SETTINGS, call, frame, line
+from tests.doors.http2 import CONTINUATION, DATA, END_HEADERS, HEADERS, INFER, PING, RESET, SETTINGS, call, frame, line
 from tests.doors.kinds import PATH, Asks, Calls, Frames, Holds, Row, Talk, Together, asking, head, post
 
 LARGE_BYTES = 6_000_000  # below the limit of a body, 6 MiB
@@ -211,8 +211,11 @@ LIGHT = [row for row in HTTP if row not in HEAVY]
 OVER_TLS = [row for row in LIGHT if re.match("a request|three|a broken|.*behind|two ends.* two", row.name)]
 
 TRUNCATED = b"\0" + LARGE_BYTES.to_bytes(4) + bytes(LARGE_BYTES - 1)
-RESETS = b"".join(call(2 * each + 1) + frame(RESET, 0, 2 * each + 1, struct.pack(">I", 8)) for each in range(20_000))
 BLOCK, LINES = call(1)[9:], line(b"x", b"y" * 100) * 100
+CANCEL = struct.pack(">I", 8)
+RESETS = b"".join(
+    frame(HEADERS, END_HEADERS, each, BLOCK) + frame(RESET, 0, each, CANCEL) for each in range(1, 40_001, 2)
+)
 SERVICE = INFER.decode().removesuffix("ModelInfer")
 GRPC: tuple[Row, ...] = (
     Calls("1,100 calls without a message on one connection", 1100, 1),

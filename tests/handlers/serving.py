@@ -1,5 +1,7 @@
 """Runs a handler like a TorchServe worker: real Context, RequestProcessor and metrics cache, without a server."""
 
+import copy
+import functools
 import json
 import operator
 import random
@@ -39,8 +41,14 @@ class Answer(NamedTuple):
     headers: dict[str, str]
 
 
+@functools.cache
+def read_metrics() -> MetricsCacheYamlImpl:
+    """Read TorchServe's metrics, which takes longer than loading a small model; each worker has a copy."""
+    return MetricsCacheYamlImpl(str(ROOT / "deploy" / "metrics.yaml"))
+
+
 def context(model_dir: Path, settings: dict[str, Any], batch_size: int = 4, **config: Any) -> Context:
-    metrics = MetricsCacheYamlImpl(str(ROOT / "deploy" / "metrics.yaml"))
+    metrics = copy.deepcopy(read_metrics())
     metrics.initialize_cache()
     metrics.model_name = "model"
     config = {"handler": settings, **config}

@@ -26,8 +26,9 @@ from handlers.batching import trial
 from handlers.engines.function import FunctionEngine
 from handlers.errors import InvalidConfig, OutOfTime
 from handlers.metrics import REQUEST
-from handlers.pipeline.jobs import Slot, server_timing
+from handlers.pipeline.jobs import Slot
 from handlers.pipeline.micro_batches import Cost
+from handlers.pipeline.response_headers import server_timing
 from handlers.pipeline.task import Hooks, inputs_of
 from handlers.pipeline.values import Inputs
 from handlers.protocol.requests import Payload, Request

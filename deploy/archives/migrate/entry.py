@@ -9,7 +9,6 @@ from pathlib import Path
 import torch
 import yaml
 
-from deploy import Json
 from deploy.archives.migrate.move import Move, find_move
 from deploy.archives.old_archives import extract
 from deploy.models import STOCK, models
@@ -19,6 +18,7 @@ from deploy.work_folders import make_work_folder, one_at_a_time
 from deploy.yaml_text import parse_yaml
 from handlers.errors import InvalidConfig, reason
 from torchserve_client.archives import check_name
+from torchserve_client.payloads import Json
 
 CONFIG = "model-config.yaml"
 # The endings of files beside a model list that programs read: other lists, settings, packages and tasks.

@@ -13,7 +13,6 @@ from types import ModuleType
 
 import yaml
 
-from deploy import Json
 from deploy.archives.labels import LABELS
 from deploy.archives.migrate.custom import draft_task, find_problems
 from deploy.archives.migrate.weights import find_arch, read_weights
@@ -24,6 +23,7 @@ from deploy.models import STOCK, ModelEntry
 from handlers.config import FRONTEND_NAMES
 from handlers.errors import InvalidConfig
 from handlers.vision.config import IMAGENET_MEAN, IMAGENET_STD
+from torchserve_client.payloads import Json
 
 # Settings whose answers equal those of TorchServe's handlers, which compute and decode in full.
 EXACT = {"precision": "fp32", "scaled_decode": False}

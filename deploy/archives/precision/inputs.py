@@ -19,7 +19,6 @@ from typing import Any, NamedTuple, TypeVar
 
 from PIL import Image
 
-from deploy import Json
 from deploy.archives.sources import list_requests
 from deploy.archives.tasks import task_of
 from deploy.models import ModelEntry
@@ -30,6 +29,7 @@ from handlers.pipeline.task import decode, inputs_of
 from handlers.protocol.requests import Payload
 from torchserve_client.errors import InvalidPayload
 from torchserve_client.inputs import Input, read_inputs
+from torchserve_client.payloads import Json
 
 SEED = 0
 FEWEST = 10  # the fewest inputs that can both calibrate and validate: a quarter of ten is two or three

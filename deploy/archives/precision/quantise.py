@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import openvino
 
-from deploy import Json
+from torchserve_client.payloads import Json
 
 
 def samples(path: Path) -> Iterator[Json]:

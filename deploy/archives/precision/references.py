@@ -16,7 +16,6 @@ import numpy as np
 import torch
 import transformers
 
-from deploy import Json
 from deploy.archives.differences import Array
 from deploy.archives.precision.inputs import fit_sample
 from handlers.checkpoints import load_tokenizer
@@ -28,6 +27,7 @@ from handlers.text.handler import TextHandler
 from handlers.text.inputs import Text
 from handlers.text.sentence_files import read_json
 from handlers.text.token_networks import Heads
+from torchserve_client.payloads import Json
 
 TextTask = TextHandler[Any, Any]
 

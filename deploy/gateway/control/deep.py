@@ -37,6 +37,6 @@ async def _check(gateway: Control, model: ServedModel) -> dict[str, str]:
 
 async def _ask(gateway: Control, node: str, model: str, version: str) -> str:
     try:
-        return problem_of(await ask_sample(gateway.session, gateway.watches[node].node, model, version))
+        return problem_of(*await ask_sample(gateway.session, gateway.watches[node].node, model, version))
     except NodeFailed as error:
         return str(error)

@@ -11,7 +11,6 @@ from dataclasses import asdict, replace
 from aiohttp import web
 from pydantic.dataclasses import dataclass
 
-from deploy import Json
 from deploy.gateway.control.errors import read_body
 from deploy.gateway.control.gateway import GATEWAY, Control
 from deploy.gateway.control.protocol import find
@@ -21,6 +20,7 @@ from deploy.gateway.settings import Canary
 from deploy.gateway.state import Fleet, ServedModel
 from deploy.protocol.errors import RequestError
 from handlers.config import SETTINGS
+from torchserve_client.payloads import Json
 
 POLL_S = 3.0  # timeout of a poll of the nodes before a decision
 

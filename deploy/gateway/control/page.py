@@ -8,7 +8,6 @@ GET /openapi.json         -> the routes, for the models of the nodes
 import orjson
 from aiohttp import web
 
-from deploy import Json
 from deploy.gateway.control.gateway import GATEWAY
 from deploy.gateway.state import Fleet, ServedModel
 from deploy.gateway.traffic import Traffic
@@ -16,6 +15,7 @@ from deploy.protocol.errors import RequestError
 from deploy.protocol.openapi import GATEWAY as PARTS
 from deploy.protocol.openapi import describe
 from deploy.protocol.page import FILE, FILES, FRESH, TYPES
+from torchserve_client.payloads import Json
 
 # The fields of a placement on the page.
 REPLICA_FIELDS = ("workers", "ready_workers", "batch_size", "max_batch_delay_ms", "is_default")

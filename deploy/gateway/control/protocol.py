@@ -13,7 +13,6 @@ from aiohttp import web
 from google.protobuf.json_format import ParseDict
 from google.protobuf.message import DecodeError, Message
 
-from deploy import Json
 from deploy.gateway.control import repository
 from deploy.gateway.control.deep import check as check_deeply
 from deploy.gateway.control.errors import read_body
@@ -26,6 +25,7 @@ from deploy.protocol.errors import RequestError, not_ready, unknown_model, unkno
 from deploy.protocol.rejections import NOT_FOUND, UNNAMED
 from handlers.protocol.statuses import UNIMPLEMENTED
 from handlers.protocol.wire import PROTOBUF, SERVICE
+from torchserve_client.payloads import Json
 
 MODEL = "/v2/models/{model:[^/]+}"
 VERSION = "/v2/models/{model:[^/]+}/versions/{version:[^/]+}"

@@ -21,7 +21,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from deploy import Json
 from deploy.gateway.drain import wait_idle
 from deploy.gateway.envoy.clusters import CONTROL, DISCOVERY
 from deploy.gateway.envoy.discovery import Discovery
@@ -29,6 +28,7 @@ from deploy.gateway.envoy.listeners import ADMIN, PROBE
 from deploy.gateway.envoy.resources import Resource
 from deploy.gateway.envoy.routes import GRPC, HTTP
 from deploy.nodes.run.processes import spawn, wait_until
+from torchserve_client.payloads import Json
 
 logger = logging.getLogger(__name__)
 

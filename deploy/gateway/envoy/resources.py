@@ -8,9 +8,9 @@ from typing import Any
 
 import yaml
 
-from deploy import Json
 from handlers.errors import InvalidConfig
 from handlers.protocol import statuses, wire
+from torchserve_client.payloads import Json
 
 Resource = Json
 

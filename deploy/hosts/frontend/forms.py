@@ -11,10 +11,10 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from deploy import Json
 from deploy.protocol.rejections import MALFORMED_FORM
 from handlers.protocol.rows import BODY
 from handlers.protocol.wire import BOUNDARY_CHARACTERS, FORM_FIELDS, ORIGINAL_PATH_HEADER, PART_HEAD_BYTES
+from torchserve_client.payloads import Json
 
 EXPLAIN = "explain"  # every prediction of TorchServe has this header, and it replaces a client's
 # As the gateway reads it.

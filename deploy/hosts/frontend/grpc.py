@@ -9,7 +9,6 @@ import grpc
 from google.protobuf.json_format import ParseDict
 from google.protobuf.message import DecodeError
 
-from deploy import Json
 from deploy.hosts.frontend.forms import Parsed
 from deploy.hosts.frontend.http import Rejected, Response, log_bug, off_loop, reject
 from deploy.hosts.frontend.memory import Hold
@@ -22,6 +21,7 @@ from handlers.protocol import wire
 from handlers.protocol.codings import decompress
 from handlers.protocol.grpc_inference import parse
 from handlers.protocol.statuses import INVALID_ARGUMENT, UNIMPLEMENTED, meaning_of
+from torchserve_client.payloads import Json
 
 # Triton's methods of a repository -> their actions; only one process has them.
 REPOSITORY_METHODS = {"RepositoryIndex": "", "RepositoryModelLoad": "load", "RepositoryModelUnload": "unload"}

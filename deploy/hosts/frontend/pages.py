@@ -8,10 +8,10 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from deploy import Json
 from deploy.hosts.frontend.http import Response, document
 from deploy.protocol import openapi
 from deploy.protocol.page import FILE, FILES, FRESH, TYPES
+from torchserve_client.payloads import Json
 
 KEPT_S = 5.0  # most seconds for which a description of the models answers other requests
 NODE = "this server"

@@ -12,7 +12,6 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from urllib.parse import parse_qs
 
-from deploy import Json
 from deploy.hosts.frontend.forms import Parsed
 from deploy.hosts.frontend.http import (
     HOLD,
@@ -41,6 +40,7 @@ from handlers.protocol.bodies import parse_api
 from handlers.protocol.codings import decompress, inflate
 from handlers.protocol.headers import is_utf8
 from handlers.protocol.statuses import UNIMPLEMENTED
+from torchserve_client.payloads import Json
 
 # Calls a replica of a model: version, headers, body and path -> answer; None if the archive is not of that version.
 Predict = Callable[[str, Mapping[str, str], bytes, str], Awaitable[Response | None]]
@@ -172,7 +172,7 @@ class Models:
 
         async def ask(name: str) -> str:
             answer = await self._replicas[name]("", {wire.METADATA_HEADER: deep.SAMPLE}, b"", "")
-            return deep.problem_of(answer.status if answer else 404)
+            return deep.problem_of(answer.status, answer.body) if answer else deep.problem_of(404, b"")
 
         found = await asyncio.gather(*(self._checks.check(name, partial(ask, name)) for name in names))
         return dict(zip(names, found, strict=True))

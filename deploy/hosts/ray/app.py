@@ -11,13 +11,13 @@ from ray import serve
 from ray._common.network_utils import is_localhost
 from ray.exceptions import RayError
 from ray.serve._private import constants
-from ray.serve.exceptions import RayServeException
+from ray.serve.exceptions import BackPressureError, RayServeException
 from ray.util.metrics import Counter
 
-from deploy import Json
 from deploy.hosts.frontend.http import Response, reject
 from deploy.hosts.frontend.replica import Metrics, Replica
-from deploy.protocol.rejections import BUSY
+from deploy.protocol.rejections import BUSY, NOT_READY
+from torchserve_client.payloads import Json
 
 
 def bind_grpc() -> list[object]:
@@ -99,12 +99,10 @@ def routes(args: Json) -> serve.Application:
 async def _predict(name: str, handle: serve.handle.DeploymentHandle, *request: Any) -> Response | None:
     try:
         return await handle.predict.remote(*request)  # type: ignore[no-any-return]
+    except BackPressureError:
+        return reject(BUSY.saying(f"Model {name} has too many requests."))
     except (RayError, RayServeException):
-        from handlers.protocol.wire import METADATA_HEADER, SAMPLE  # noqa: PLC0415
-
-        if request[1].get(METADATA_HEADER) == SAMPLE:
-            raise  # for deep health, which takes 503 for a full queue
-        return reject(BUSY.saying(f"Model {name} has no replica that answers."))
+        return reject(NOT_READY.saying(f"Model {name} has no replica that answers."))
 
 
 def add_servicer(_: object, server: Server) -> None:

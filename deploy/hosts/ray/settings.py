@@ -7,12 +7,12 @@ from typing import Annotated
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from deploy import Json
 from deploy.loader import OtherFormat, check_format, manifest_of, settings_of
 from deploy.places import ARCHIVE
 from deploy.settings_file import Port, read_settings, read_yaml
 from handlers.config import SETTINGS, Count, HandlerConfig, SchedulingConfig
 from handlers.errors import InvalidConfig
+from torchserve_client.payloads import Json
 
 # Of both kinds of deployment: a new replica starts before an old one stops, which has a minute for its requests.
 SHARED = {"max_surge_percent": 100, "graceful_shutdown_timeout_s": 60.0, "health_check_period_s": 5.0}

@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from deploy import Json
 from deploy.loader import LoadedArchive
+from torchserve_client.payloads import Json
 
 # Content types by the Python type of an input, as torchserve_client sends them; a dict needs none.
 OCTETS, TEXT = "application/octet-stream", "text/plain; charset=utf-8"

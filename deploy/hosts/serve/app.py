@@ -27,6 +27,7 @@ from deploy.hosts.serve.totals import Counters, Totals
 from deploy.protocol.openapi import ONE_PROCESS
 from deploy.protocol.rejections import BUSY, DRAINING, Rejection
 from handlers.protocol.wire import METADATA_HEADER
+from torchserve_client.payloads import Json
 
 BODY_BYTES = 8 << 20  # of a body until a model of a store is loaded: the largest default of a task
 SAMPLES = 21  # runs of the model's own sample that are timed
@@ -140,7 +141,7 @@ class Host(Routes):
         stored = self._store or ()
         return listed + [{"modelName": e.name, "modelUrl": e.archive.name, "state": e.state} for e in stored]
 
-    def _document(self, replica: Replica) -> dict[str, Any]:
+    def _document(self, replica: Replica) -> Json:
         name, running = replica.name, self._running[replica.name]
         url = self._archives.get(name, f"{name}.mar")
         shared = {"memoryUsage": 0, "gpu": replica.is_on_gpu, "gpuUsage": "N/A"}

@@ -12,6 +12,7 @@ from typing import Any
 
 from deploy.hosts.serve.doors import ALIVE
 from deploy.hosts.serve.totals import PROCESSES
+from torchserve_client.payloads import Json
 
 DOUBTFUL = 2  # questions without an answer after which others get the new connections
 
@@ -21,7 +22,7 @@ class Child:
     number: int
     process: asyncio.subprocess.Process
     channel: socket.socket
-    ready: asyncio.Future[dict[str, Any]]  # what it tells once it serves
+    ready: asyncio.Future[Json]  # what it tells once it serves
     rpc: Path  # its socket of gRPC
     connections: int = 0
     given: int = 0  # connections since its start

@@ -12,6 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
+from torchserve_client.payloads import Json
+
 MEMBER = "SERVE_MEMBER"  # the variable of the environment that makes a process one of several
 GIVEN, LEAVE, LAST = b"g", b"l", b"e"  # from the supervisor: a connection; serve these to their end; no more come
 SHED = b"s"  # with a number: end so many connections with their next response
@@ -34,7 +36,7 @@ class Port:
     def __init__(self, listener: socket.socket) -> None:
         self.listeners = [listener]
 
-    async def open(self, server: Any, leave: Callable[[], None], told: dict[str, Any]) -> None:
+    async def open(self, server: Any, leave: Callable[[], None], told: Json) -> None:
         """Do nothing: uvicorn accepts the connections."""
 
     async def close(self, ends_s: float) -> None:
@@ -76,7 +78,7 @@ class Given:
         self._channel.setblocking(False)
         self._is_last = asyncio.Event()
 
-    async def open(self, server: Any, leave: Callable[[], None], told: dict[str, Any]) -> None:
+    async def open(self, server: Any, leave: Callable[[], None], told: Json) -> None:
         """Take connections from now on; `leave` is called if they shall be served to their end, or none comes."""
         while not server.started:
             await asyncio.sleep(0.01)

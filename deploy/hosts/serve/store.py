@@ -30,7 +30,7 @@ from deploy.hosts.serve.stored import (
     written_ns,
 )
 from deploy.protocol.errors import RequestError, unknown_model
-from deploy.protocol.rejections import RETRY, Rejection
+from deploy.protocol.rejections import NOT_READY
 from handlers.protocol.statuses import UNIMPLEMENTED
 
 SCAN_S = 1.0  # least seconds between two readings of the folder
@@ -94,10 +94,9 @@ class Store:
                 return model.replica
         except TimeoutError:
             words = f"{model.name} is loading; wait, or try again."
-            raise Rejected(Rejection(503, "ServiceUnavailableException", words, RETRY)) from None
+            raise Rejected(NOT_READY.saying(words)) from None
         except NotLoaded as error:
-            wait = {"Retry-After": f"{AGAIN_S:.0f}"}
-            raise Rejected(Rejection(503, "ServiceUnavailableException", str(error), wait)) from None
+            raise Rejected(NOT_READY.saying(str(error), **{"Retry-After": f"{AGAIN_S:.0f}"})) from None
 
     async def _loaded(self, model: Stored) -> None:
         """Wait for the model's load, which goes on if its clients leave."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from deploy.loader import NotTogether, OtherFormat, manifest_of
+from torchserve_client.payloads import Json
 
 READY, LOADING, UNLOADING, UNAVAILABLE = "READY", "LOADING", "UNLOADING", "UNAVAILABLE"  # Triton's states
 AT_REQUEST, UNLOADED = "loads at its first request", "unloaded"  # reasons
@@ -39,7 +40,7 @@ class Stored:
     loading: "asyncio.Task[None] | None" = None
     idle: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> Json:
         """Describe a model that is not loaded as TorchServe's management API does."""
         return {
             **{

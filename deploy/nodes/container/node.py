@@ -12,7 +12,6 @@ import time
 from collections.abc import Iterable
 from contextlib import suppress
 
-from deploy import Json
 from deploy.gateway.drain import wait_idle
 from deploy.gateway.envoy.files import make_folder, write_resources
 from deploy.gateway.envoy.process import Envoy, NoAnswer
@@ -24,6 +23,7 @@ from deploy.nodes.run.lifecycle import start_node
 from deploy.nodes.run.node import read_tokens
 from deploy.nodes.run.processes import Ending
 from torchserve_client.errors import ManagementError
+from torchserve_client.payloads import Json
 
 CHECK_S = 0.25  # seconds between two checks of both processes
 HEALTH_S = 1.0  # seconds between two polls of the models

@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from deploy import Json
 from deploy.models import ROOT
 from deploy.nodes.run.machine import LocalNode, make_local_node
 from deploy.nodes.run.properties import ServerSettings
 from deploy.settings_file import Port, read_settings
+from torchserve_client.payloads import Json
 
 CONFIG = Path("/etc/torchserve/config.properties")
 STATE_DIR = Path("/run/torchserve")

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import requests
 
-from deploy import Json
 from deploy.archives.archive import Archive, Recipe, find_cache_folder, report
 from deploy.archives.arguments import recall_recipe
 from deploy.models import ROOT, model, models
@@ -27,6 +26,7 @@ from deploy.places import OWN_LIST
 from deploy.progress import show, step, warn
 from torchserve_client.archives import describe, original_version
 from torchserve_client.management import ManagementError
+from torchserve_client.payloads import Json
 
 MODEL = "mobilenet-v2"
 PHOTOGRAPH = ROOT / "examples" / MODEL / "espresso.jpg"

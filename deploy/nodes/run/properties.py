@@ -11,8 +11,8 @@ from pathlib import Path
 
 import psutil
 
-from deploy import Json
 from handlers.errors import InvalidConfig
+from torchserve_client.payloads import Json
 from torchserve_client.transport import address
 
 CONTINUES = re.compile(r"(?<!\\)(?:\\\\)*\\$")  # a line that ends in an odd number of backslashes continues

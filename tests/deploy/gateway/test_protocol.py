@@ -99,7 +99,8 @@ def test_deep_health_needs_one_node_that_answers_the_models_own_sample(scene: Sc
     problems = {"classifier on node-1": problem, "classifier on node-2": "its own sample had no answer in 2 s"}
     assert look() == (503, {"ready": False, "problems": problems}, not_serving)
     # A full queue is no reason to restart a node.
-    scene.first.answers["/predictions/classifier/1.0"] = 503, {}, b""
+    busy = {"code": 503, "type": "ServiceUnavailableException", "message": "Model has no worker"}
+    scene.first.answers["/predictions/classifier/1.0"] = 503, {}, json.dumps(busy).encode()
     assert look()[::2] == (200, serving)
 
 

@@ -7,6 +7,7 @@ import pickle
 import time
 import zlib
 from collections.abc import Mapping
+from dataclasses import astuple
 from typing import Any
 from unittest.mock import AsyncMock, Mock
 
@@ -26,6 +27,7 @@ from deploy.hosts.frontend.memory import Hold, Memory
 from deploy.hosts.frontend.routes import Models, Routes
 from deploy.protocol import rejections
 from deploy.protocol.errors import RequestError
+from handlers.errors import OUT_OF_TIME
 from handlers.protocol import grpc_inference, retrieval, rows
 from handlers.protocol.fields import Fields
 from handlers.protocol.rows import Shape, read_headers
@@ -130,6 +132,24 @@ def call(method: str, message: bytes, models: Models | None = None, *sent: tuple
 def test_inference_reaches_the_model_that_path_or_body_names(path: str, body: bytes, expected: dict[str, Any]) -> None:
     arrived = {"version": "", "body": body.decode(), "path": "", "api": None, **expected}
     assert ask("POST", path, body) == (200, arrived)
+
+
+@table(
+    (rejections.BUSY, True),
+    *((rejections.Rejection(status, kind, ""), True) for status in (429, 503) for kind in ("QueueFull", "Overloaded")),
+    (rejections.Rejection(*astuple(OUT_OF_TIME)), True),
+    (rejections.NOT_READY, False),
+    (rejections.DRAINING, False),
+    (rejections.FAILED, False),
+    (rejections.Rejection(503, "InternalServerException", "TorchServe's, if a handler raises an exception."), False),
+)
+def test_deep_health_tells_a_full_queue_from_other_errors_by_their_type(
+    rejection: rejections.Rejection, is_healthy: bool
+) -> None:
+    models = Models({"texts": AsyncMock(return_value=reject(rejection))}, None, MOST)
+    problems = {"texts": f"its own sample returned {rejection.status}"}
+    expected = (200, {"ready": True}) if is_healthy else (503, {"ready": False, "problems": problems})
+    assert ask("GET", "/v2/health/deep", models=models) == expected
 
 
 def test_head_and_body_are_bounded_as_a_compressed_body_is_inflated() -> None:
