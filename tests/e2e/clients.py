@@ -27,6 +27,7 @@ class Clients:
         """Describe them; each begins when the block does."""
         self.statuses: Counter[int] = Counter()
         self.lost: list[str] = []
+        self.errors: list[str] = []
         self._url, self._bodies, self._interval_s = url, bodies, interval_s
         self._is_over = threading.Event()
         self._threads = [threading.Thread(target=self._client, args=(number,)) for number in range(count)]
@@ -40,6 +41,7 @@ class Clients:
                     answer = session.post(self._url, data=self._bodies[number % len(self._bodies)], timeout=TIMEOUT_S)
                     self.statuses[answer.status_code] += 1
                     if answer.status_code >= 400:
+                        self.errors.append(answer.text[:300])
                         # TorchServe closes the connection of an error; what starts a worker needs the cores.
                         session.close()
                         self._is_over.wait(PAUSE_S)
@@ -90,4 +92,5 @@ def under_load(url: str, bodies: Sequence[bytes], rate_per_s: float, meanwhile: 
 
 
 def assert_all_answered(clients: Clients) -> None:
-    assert (set(clients.statuses), clients.lost) == ({200}, []), (clients.statuses, clients.lost[:3])
+    found = (clients.statuses, clients.lost[:3], clients.errors[:3])
+    assert (set(clients.statuses), clients.lost) == ({200}, []), found

@@ -57,7 +57,9 @@ def start(node: LocalNode) -> list[str]:
 @pytest.fixture(scope="module")
 def site(archive: Make, model_store: Path) -> Iterator[Site]:
     folder = Path(tempfile.mkdtemp(prefix="nodes-"))
-    made = Site(folder, model_store / archive(MODEL), MODEL, {})
+    # A node that stalls for seconds, as a busy machine does, is not lost.
+    patience = {"attempt_connect_s": 10, "unresponsive_s": 12}
+    made = Site(folder, model_store / archive(MODEL), MODEL, {}, limits=patience)
     try:
         with ThreadPoolExecutor(2) as pool:
             list(pool.map(start, made.nodes))

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from deploy.nodes.run.server import Server
-from tests.e2e.clients import Clients
+from tests.e2e.clients import Clients, assert_all_answered
 from tests.e2e.conftest import ADAPTIVE, Make, Registrations, url
 from tests.photographs import photograph
 from torchserve_client import Client, Nodes
@@ -56,7 +56,7 @@ def test_new_batch_parameters_take_over_while_requests_wait_for_the_old_version(
         clients.wait_for(4)
         said = rollout(name, batch_size=16)
         clients.wait_for(24)
-    assert (set(clients.statuses), clients.lost) == ({200}, [])
+    assert_all_answered(clients)
     registered = "1.0-r2 is registered, batch_size 2 -> 16, max_batch_delay 5 ms, 1 worker"
     steps = ("1.0-r2 is ready", "1.0-r2 is the default", "1.0 has answered everything", "1.0 is unregistered")
     assert said == [f"{name}: version {step}" for step in (registered, *steps)]
@@ -77,7 +77,7 @@ def test_adaptive_version_is_retired_when_its_worker_has_answered_everything(
         clients.wait_for(8)
         said = rollout(name, batch_size=4)
         clients.wait_for(8)
-    assert (set(clients.statuses), clients.lost) == ({200}, [])
+    assert_all_answered(clients)
     assert said[3] == f"{name}: version 1.0 has answered everything"
 
 
@@ -92,7 +92,7 @@ def test_version_that_does_not_come_up_is_taken_back_and_the_old_one_never_stops
     with Clients(url(server, name), 4, PHOTOGRAPHS, interval_s=INTERVAL_S) as clients:
         assert main(["--management-url", server.settings.management_url, *arguments]) == 1
         clients.wait_for(4)
-    assert (set(clients.statuses), clients.lost) == ({200}, [])
+    assert_all_answered(clients)
     error = capsys.readouterr().err
     assert error.startswith(f"torchserve-client: {name}: Cannot load {name}: InvalidConfig: handler: crop_sise:")
     assert error.endswith("; version 1.0 continues to serve\n")
