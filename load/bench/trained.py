@@ -7,9 +7,11 @@ programs and their translations by people (Django) -> chrF
 import gettext
 import io
 import re
+import shutil
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,7 +33,7 @@ from load.bench import archives, texts
 from load.bench.archives import ADAPTIVE
 from load.bench.hosts import serve_one
 from load.bench.int8 import INT8, write_calibration
-from load.bench.rounds import Bench, Row
+from load.bench.rounds import Bench, Row, redirect_output
 from load.inputs import Inputs
 from torchserve_client.payloads import Json
 from torchserve_client.transport import Request, Transport
@@ -134,6 +136,18 @@ def _ranks(values: "Sequence[float] | NDArray[np.float64]") -> NDArray[np.float6
     return (counts.cumsum() - (counts - 1) / 2)[places]
 
 
+def _translator(work: Path, precision: str) -> Path:
+    """Build an archive with weights in a precision: a setting of a built one changes only the arithmetic."""
+    entry = model(texts.TRANSLATION)
+    entry = replace(entry, name=f"{entry.name}-{precision}", folder=work / precision)
+    shutil.copytree(model(texts.TRANSLATION).folder, entry.folder)
+    config = entry.config()
+    content = {**config, "handler": {**config["handler"], "precision": precision}}
+    entry.config_path.write_text(orjson.dumps(content).decode(), encoding="utf-8")  # JSON is YAML
+    with redirect_output():
+        return archives.recipe(entry, work, str(texts.CHECKPOINT)).build().path
+
+
 def _messages(bench: Bench) -> Iterator[Row]:
     import sacrebleu  # noqa: PLC0415
     import transformers  # noqa: PLC0415
@@ -150,9 +164,10 @@ def _messages(bench: Bench) -> Iterator[Row]:
         with torch.inference_mode():
             theirs += tokenizer.batch_decode(network.generate(**rows, num_beams=1), skip_special_tokens=True)
     score = partial(sacrebleu.CHRF().corpus_score, references=[[*kept.values()]])
-    built = archives.build(bench, texts.TRANSLATION, bench.work, weights=str(texts.CHECKPOINT))
-    for precision, archive in precisions(built):
-        answers = ask(archive, [orjson.dumps({"text": each}) for each in english], "application/json")
+    for precision in ("fp32", INT8):
+        answers = ask(
+            _translator(bench.work, precision), [orjson.dumps({"text": each}) for each in english], "application/json"
+        )
         ours = [each["translation_text"] for each in answers]
         what = f"opus-mt-en-fr, {precision}, {len(kept)} messages, chrF"
         yield Row(what, [score(ours).score], "transformers", [score(theirs).score])
