@@ -144,6 +144,8 @@ class Core:
         If nothing runs, `most_items` returns its most items, by the seconds that an idle engine needs for all of them.
         """
         with self._lock:
+            if not self._scheduler.queue.ready:
+                return False
             most = 0 if self.is_running else most_items(self._scheduler.ready_s)
             running = self._begin(time.perf_counter(), most) if most else None
             if running is None:

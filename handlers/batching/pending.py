@@ -73,8 +73,10 @@ class Submitted(Future[Write]):
     def __init__(self, pending: Pending) -> None:
         super().__init__()
         self._pending = pending  # the core's
-        # From now on `Future.cancel` has no effect: a host calls `Core.cancel` if a client disconnects.
-        self.set_running_or_notify_cancel()
+
+    def cancel(self) -> bool:
+        """Change nothing: a host calls `Core.cancel` if a client disconnects."""
+        return False
 
     def finish(self, write: Callable[[Pending], Response]) -> None:
         self.set_result(partial(write, self._pending))

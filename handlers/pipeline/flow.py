@@ -229,15 +229,16 @@ class Pipeline:
             outputs = task.forward_reporting(inputs, items, ended)
         ended_s = time.perf_counter()
         # The responses of items that the engine ended before may be written by now.
-        open_ = [[slot for slot in group if not slot.is_over] for group in groups]
-        left = [index for index, group in enumerate(open_) if group]
-        for group in open_:
-            for slot in group:
+        over = {slot for slot in slots if slot.is_over}
+        for slot in slots:
+            if slot not in over:
                 _set_times(slot, started_s, ended_s, size)
-        if len(left) < size:
+        if over:
+            open_ = [[slot for slot in group if slot not in over] for group in groups]
+            left = [index for index, group in enumerate(open_) if group]
+            groups = [open_[index] for index in left]
             outputs = {name: array[left] for name, array in outputs.items()}
-        seconds, collate_s = ended_s - started_s, collated_s - started_s
-        return FinishedMicroBatch([open_[index] for index in left], outputs, seconds, size, collate_s)
+        return FinishedMicroBatch(groups, outputs, ended_s - started_s, size, collated_s - started_s)
 
     def split(self, micro_batch: FinishedMicroBatch[AnySlot]) -> None:
         """Replace the items of a micro-batch by their results, and count it."""

@@ -64,6 +64,8 @@ def make_slots(request: Request, kind: type[AnySlot]) -> list[AnySlot]:
 
 def fold(slots: Sequence[AnySlot]) -> list[list[AnySlot]]:
     """Group the slots of equal items, in the order of the first of each group."""
+    if len(slots) == 1:
+        return [[*slots]]
     groups = dict[object, list[AnySlot]]()
     for slot in slots:
         groups.setdefault(slot if slot.key is None else (slot.key,), []).append(slot)

@@ -18,6 +18,7 @@ The media type selects the reader of a body (bodies.READERS); the task makes ite
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from handlers.aliases import Array
@@ -138,8 +139,12 @@ def body_of(row: Mapping[str, object], headers: Headers, max_body_bytes: int) ->
     if name == BODY and has_two_types(headers, name):
         raise UnsupportedMedia("Content-Type: the request has two of them.")
     value, media_type = _decoded(row, headers, name)
-    is_piped = bool(PIPED_CLIENTS.search(headers.get("user-agent", "")))
-    return name, value, BodyInfo(options, media_type, reader_of(media_type), is_piped)
+    return name, value, BodyInfo(options, media_type, reader_of(media_type), _is_piped(headers.get("user-agent", "")))
+
+
+@lru_cache(maxsize=256)
+def _is_piped(user_agent: str) -> bool:
+    return bool(PIPED_CLIENTS.search(user_agent))
 
 
 def _decoded(row: Mapping[str, Any], headers: Headers, name: str) -> tuple[object, str]:
@@ -153,15 +158,17 @@ def _decoded(row: Mapping[str, Any], headers: Headers, name: str) -> tuple[objec
 def _check_row(row: Mapping[str, object], headers: Headers, max_body_bytes: int) -> None:
     if len(row) > FORM_FIELDS:
         raise BodyTooLarge(f"The form has more than {FORM_FIELDS} fields.")
-    if codings_of(headers.get("content-encoding", "")):
+    if "content-encoding" in headers and codings_of(headers["content-encoding"]):
         raise UnsupportedMedia(UNSUPPORTED)
-    size = sum(len(value) for value in row.values() if isinstance(value, bytes | bytearray | str))
+    size = sum([len(value) for value in row.values() if isinstance(value, bytes | bytearray | str)])
     if size > max_body_bytes:
         raise BodyTooLarge(f"The body has {size} bytes; max_body_bytes is {max_body_bytes}.")
 
 
 def _named_inputs(row: Mapping[str, object], shape: Shape) -> set[str]:
     """Return the fields of a form that are inputs of the task by their names; none if one field is the whole input."""
+    if len(row) == 1:
+        return set()
     names = shape.inputs & row.keys()
     return {*names} if len(names) > 1 or (len(row) > 1 and not row.keys() & {BODY, DATA}) else set()
 

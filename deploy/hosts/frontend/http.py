@@ -29,6 +29,7 @@ PREFLIGHT = {
 }
 _JOINED = ("content-type", "content-encoding")  # headers that one of several does not replace
 _SLASHES = re.compile(r"[/\\]+")
+_CLEAN = re.compile(r"(?:/[^/\\\0.][^/\\\0]*+)++")  # no segment of it is empty or dots
 LOOP_BYTES = 65536  # bytes of a body that an event loop reads itself; more would delay its other requests
 # A thread that parses a body holds Python's lock, and a hostile one has many times its bytes once it is parsed.
 _READERS = ThreadPoolExecutor(2, "reader")
@@ -99,6 +100,8 @@ def headers_of(scope: Message) -> dict[str, str]:
 
 def clean_path(path: str) -> str:
     """Return a path as a gateway reads it: without empty segments and dots, and with slashes for backslashes."""
+    if _CLEAN.fullmatch(path):
+        return path
     if not path.startswith("/") or "\0" in path:
         raise Rejected(rejections.BAD_REQUEST)
     return posixpath.normpath(_SLASHES.sub("/", path))

@@ -70,7 +70,10 @@ class Replica:
         os.environ.pop("OMP_NUM_THREADS", None)
         check_format(Path(archive))
         loaded = LoadedArchive(Path(archive), "adaptive", threads=threads, gpu=gpu, metrics=metrics)
-        self.name, self.version, self._loaded = loaded.name, loaded.version, loaded
+        # It imports `handlers`, which is the archive's own now.
+        from deploy.hosts.frontend import forms  # noqa: PLC0415
+
+        self.name, self.version, self._loaded, self._forms = loaded.name, loaded.version, loaded, forms
         self._handler, self._core = loaded.handler, loaded.handler.service.core
         #: The most bytes of a body; one byte more is enough to reject it.
         self.max_body_bytes: int = self._handler.config.max_body_bytes
@@ -100,15 +103,13 @@ class Replica:
         return await self._run(await off_loop(0 if is_image else len(body), self._unpack, headers, body, path))
 
     def _unpack(self, headers: Mapping[str, str], body: bytes, path: str) -> Arrival:
-        from deploy.hosts.frontend.forms import MalformedForm, row_of  # noqa: PLC0415
-
-        arrived_s = time.perf_counter()
+        arrived_s, forms = time.perf_counter(), self._forms
         try:
-            return self._core.unpack(*row_of(headers, body, self.max_body_bytes, path)), arrived_s
-        except MalformedForm as error:
+            return self._core.unpack(*forms.row_of(headers, body, self.max_body_bytes, path)), arrived_s
+        except forms.MalformedForm as error:
             from handlers.errors import ItemError  # noqa: PLC0415
 
-            return _request(ItemError(400, MalformedForm.__name__, str(error))), arrived_s
+            return _request(ItemError(400, forms.MalformedForm.__name__, str(error))), arrived_s
 
     async def check(self) -> None:
         """Check that the replica can serve. An engine that is stuck ends the process (handlers.batching.guard)."""

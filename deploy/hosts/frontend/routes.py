@@ -96,13 +96,13 @@ class Models:
         self, name: str, version: str, headers: Mapping[str, str], body: bytes, path: str = ""
     ) -> Response:
         """Answer an inference; see `deploy.hosts.frontend.forms.row_of`."""
+        if (replica := self._replicas.get(name)) and (answer := await replica(version, headers, body, path)):
+            return answer
         is_v2 = path.startswith(("/v2/models/", f"/{wire.SERVICE}/"))
-        if name not in self._replicas:
+        if replica is None:
             if is_v2:
                 raise unknown_model(name)
             return reject(Rejection(404, "ModelNotFoundException", f"Model not found: {name}"))
-        if answer := await self._replicas[name](version, headers, body, path):
-            return answer
         if is_v2:
             raise unknown_version(name, version, str((await self._metadata(name)).get("version")))
         return no_version(name, version)

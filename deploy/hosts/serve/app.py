@@ -19,7 +19,6 @@ from deploy.hosts.frontend.http import WHOLE, Message, Receive, Response, docume
 from deploy.hosts.frontend.replica import Replica
 from deploy.hosts.frontend.routes import LOADS, Models, Routes
 from deploy.hosts.serve.access_log import REQUEST_ID, AccessLog, id_of
-from deploy.hosts.serve.connection import RUNNING
 from deploy.hosts.serve.limits import HostLimits
 from deploy.hosts.serve.store import Predictions, Store, Use
 from deploy.hosts.serve.stored import resident
@@ -84,13 +83,7 @@ class Host(Routes):
             return Response(200, text.encode(), "text/plain; version=0.0.4; charset=utf-8")
         if path == "/models" or path.startswith("/models/"):
             return self._described_model(scope["method"], path.split("/")[2:])
-        # A client that leaves cancels the task, and so its waiting items.
-        own, task = scope.get(RUNNING, set()), asyncio.current_task()
-        own.add(task)
-        try:
-            return await super().answer(scope, receive)
-        finally:
-            own.discard(task)
+        return await super().answer(scope, receive)
 
     def finish(self, scope: Message, answer: Response) -> Response:
         sent = next((value for name, value in scope["headers"] if name == REQUEST_ID), b"")

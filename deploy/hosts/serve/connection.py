@@ -6,7 +6,6 @@ A request has one answer, however it is framed, and bytes that are no HTTP end t
 """
 
 import asyncio
-import re
 import time
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -19,14 +18,12 @@ from deploy.hosts.frontend.memory import Hold, Memory
 from deploy.hosts.serve.limits import HostLimits
 from deploy.protocol import rejections
 
-RUNNING = "running"  # the key of a request's scope: the tasks of its connection, which end with it
 HEAD, WRITE = "head", "write"  # the states in which a connection waits
 MOST_PIPELINED = 64  # requests of a connection that wait for its first
 STEADY_REQUESTS = 8  # of a connection, after which it may be ended for another process
 CHUNK_BYTES = 8  # bytes around a byte of a body that comes in the smallest chunks
 FIRST_S, LAST_S = 5.0, 1.0  # seconds in which a new or an idle connection may send a request once the server ends
 CLOSE = {"Connection": "close"}
-_CONTROLS = re.compile(r"[\x00-\x1f\x7f]")  # as uvicorn has them, in the value of a header
 BAD_REQUEST = reject(rejections.BAD_REQUEST._replace(headers=CLOSE))
 NO_TUNNEL = reject(rejections.Rejection(501, "NotImplemented", "CONNECT is not supported.", CLOSE))
 
@@ -79,7 +76,8 @@ class Exchange:
         cycle = self._cycle
         headers = {name.lower(): value for name, value in answer.all_headers.items()}
         is_usual = answer.status == 200 and cycle.scope["method"] != "HEAD" and "connection" not in headers
-        if not is_usual or cycle.disconnected or cycle.flow.write_paused or _CONTROLS.search("".join(headers.values())):
+        # uvicorn rejects what could end a header.
+        if not is_usual or cycle.disconnected or cycle.flow.write_paused or not "".join(headers.values()).isprintable():
             return False
         cycle.response_started = cycle.response_complete = True
         lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()]).encode("latin-1")
@@ -207,7 +205,7 @@ class Protocol(HttpToolsProtocol):  # type: ignore[misc]
             raise RuntimeError
         super().on_message_begin()
         self._requests += 1
-        self.scope[RUNNING], self._is_in_head = self._open, True
+        self._is_in_head = True
 
     def on_url(self, url: bytes) -> None:
         """Reject a fragment, which no client sends and a gateway rejects."""
@@ -222,6 +220,17 @@ class Protocol(HttpToolsProtocol):  # type: ignore[misc]
         self._stop(HEAD)
         super().on_headers_complete()
         self.scope[WHOLE] = Exchange(self.cycle)
+
+    def _start_asgi_task(self, cycle: Any, app: Any) -> None:
+        """Start a request, which ends with its connection: a client that leaves cancels its waiting items, too."""
+        task = self.loop.create_task(cycle.run_asgi(app))
+        task.add_done_callback(self._end_task)
+        self.tasks.add(task)
+        self._open.add(task)
+
+    def _end_task(self, task: asyncio.Task[Any]) -> None:
+        self.tasks.discard(task)
+        self._open.discard(task)
 
     def on_body(self, body: bytes) -> None:
         self._extra = max(0, self._extra - (1 + CHUNK_BYTES) * len(body))

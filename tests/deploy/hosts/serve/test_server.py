@@ -26,7 +26,7 @@ from deploy.hosts.serve import __main__ as program
 from deploy.hosts.serve import rpc
 from deploy.hosts.serve.app import Host
 from deploy.hosts.serve.children import Child, lengthen
-from deploy.hosts.serve.connection import RUNNING, Joined, Protocol
+from deploy.hosts.serve.connection import Joined, Protocol
 from deploy.hosts.serve.limits import HostLimits
 from deploy.hosts.serve.server import Series, _start_grpc, print_summary
 from deploy.hosts.serve.totals import Totals
@@ -288,9 +288,10 @@ DESCRIBED = {
 
 
 def test_host_describes_its_archive_as_torchserve_does_and_has_its_limits() -> None:
-    may_answer, tasks, ended = asyncio.Event(), set[Any](), list[str]()
+    has_begun, may_answer, ended = asyncio.Event(), asyncio.Event(), list[str]()
 
     async def answer(version: str, headers: object, body: bytes, path: str) -> Response:
+        has_begun.set()
         await may_answer.wait()
         return Response(200, b"{}" if body else 1 / 0)  # type: ignore[arg-type]
 
@@ -309,7 +310,7 @@ def test_host_describes_its_archive_as_torchserve_does_and_has_its_limits() -> N
 
     async def ask(path: str, method: str = "GET", body: bytes = b"") -> tuple[int, Any, bytes | None]:
         sent = list[Any]()
-        scope = {"type": "http", "method": method, "path": path, "headers": [], RUNNING: tasks}
+        scope = {"type": "http", "method": method, "path": path, "headers": []}
         await host(
             scope, AsyncMock(return_value={"type": "http.request", "body": body}), AsyncMock(side_effect=sent.append)
         )
@@ -326,15 +327,14 @@ def test_host_describes_its_archive_as_torchserve_does_and_has_its_limits() -> N
 
     async def run() -> None:
         first = asyncio.create_task(ask("/predictions/m", "POST", b"a"))
-        while not tasks:
-            await asyncio.sleep(0)
+        await has_begun.wait()
         assert (await ask("/predictions/m", "POST", b"a"))[::2] == (503, b"1")
         (found,) = (await ask("/models/m/1.0"))[1]
         assert found.pop("jobQueueStatus") == {"remainingCapacity": 0, "pendingRequests": 1}
         (worker,) = found.pop("workers")
         assert (found, worker["status"], worker["pid"]) == (DESCRIBED, "READY", os.getpid())
         may_answer.set()
-        assert (await first, tasks) == ((200, {}, None), set())
+        assert await first == (200, {}, None)
         # A bug ends its request, too.
         assert (await ask("/predictions/m", "POST"))[0] == 500
         (found,) = (await ask("/models/m/all"))[1]
