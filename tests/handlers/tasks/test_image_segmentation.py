@@ -132,7 +132,9 @@ def test_every_way_to_draw_segments_says_the_same(archived: Made) -> None:
     # Hugging Face's clients send base64 with parameters, or the file as it is.
     asked = {"inputs": base64.b64encode(sent("coffee")).decode(), "parameters": {"subtask": "semantic"}}
     agent = {"user-agent": "unknown/None; hf_hub/1.2.0"}
-    assert [answer.body for answer in serve(handler, [{"body": asked}, sent("coffee")], [{}, agent])] == [pngs, pngs]
+    for answer in serve(handler, [{"body": asked}, sent("coffee")], [{}, agent]):
+        near = [{**segment, "score": pytest.approx(segment["score"], abs=1e-6)} for segment in pngs]
+        assert answer.body == near
     # Or the form of TorchServe's own handler.
     (answer,) = serve(start(archived, "transformers", answer="torchserve"), [sent("coffee")])
     pixels, count = np.array(answer.body), len(tiny_segmenter.LABELS)
