@@ -154,12 +154,18 @@ def find_checkpoint(folder: Path) -> Path:
     return found
 
 
+def load_build(folder: Path) -> Build | None:
+    """Read the archive's build.json; None if it cannot be read."""
+    try:
+        return Build.from_json((folder / BUILD).read_bytes())
+    except (OSError, ValueError):
+        return None
+
+
 def load_proofs(folder: Path) -> dict[str, Proof]:
     """Read the archive's proofs by precision; none if its build.json cannot be read."""
-    try:
-        return read_proofs(Build.from_json((folder / BUILD).read_bytes()).proofs)
-    except (OSError, ValueError):
-        return {}
+    build = load_build(folder)
+    return read_proofs(build.proofs) if build else {}
 
 
 def read_vector_space(folder: Path) -> str:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from handlers.archive_files import load_build
 from handlers.base import BatchHandler
 from handlers.config import parse_options
 from handlers.engines import Arrays, Listener, Outputs
@@ -89,7 +90,12 @@ class TranslationHandler(BatchHandler[TranslationConfig, SourceText]):
 
     def _load_converted(self, folder: Path, model: Original | Prepared) -> CTranslate2Engine:
         """Load the converted model, on the configured streams or on the likeliest number."""
-        config = self.config
+        config, build = self.config, load_build(self.archive.model_dir)
+        if config.precision == "fp32" and build and str(build.label.get("precision", "")).startswith("int"):
+            stored = build.label["precision"]
+            raise InvalidConfig(
+                f"precision: fp32 needs an archive that is built with it; the weights of this one are {stored}"
+            )
         items = STEP_ITEMS
         if self.archive.device.type != "cpu":
             from handlers.engines.seq2seq import step_items  # noqa: PLC0415

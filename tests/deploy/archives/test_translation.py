@@ -9,9 +9,11 @@ import torch
 
 from deploy.archives.generation import Reference
 from deploy.archives.sources import source
+from deploy.archives.tasks import load_task
 from deploy.archives.tasks.translation import convert
 from deploy.models import model
 from handlers.archive_files import check
+from handlers.errors import InvalidConfig
 from handlers.text.config import TranslationConfig
 from tests import tiny_seq2seq
 from tests.deploy.archives.conftest import ArchiveSh
@@ -49,6 +51,9 @@ def test_converted_archive_says_how_near_it_is_and_min_chrf_rejects(checkpoint: 
     assert 0 < chrf <= 100
     assert label == {"engine": "ctranslate2", "precision": "int8", "samples": len(SENTENCES)}
     assert line.endswith(f"tiny: engine ctranslate2, precision int8, chrf {chrf}, samples {len(SENTENCES)}")
+    # A folder's settings may be edited, but weights in int8 do not become those in fp32.
+    with pytest.raises(InvalidConfig, match="precision: fp32 needs an archive that is built with it"):
+        load_task("translation", archive_sh.store / "tiny", TranslationConfig(precision="fp32"))
     # Both for an archive that is up to date and for one that is rebuilt.
     for more in ([], ["--force"]):
         words = f"tiny: chrF {chrf} against the model in fp32 is less than --min-chrf 100.1"
