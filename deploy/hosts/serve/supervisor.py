@@ -113,6 +113,8 @@ class Supervisor:
         child = Child(number, process, own, loop.create_future(), member.rpc)
         self._children.append(child)
         self._process.children.append(process.pid)
+        if self._is_ending:
+            process.terminate()  # the others have their signals
         loop.add_reader(own, self._hear, child)
         ended = self._spawn(process.wait())
         await asyncio.wait({ended, child.ready}, return_when=asyncio.FIRST_COMPLETED)
@@ -171,7 +173,8 @@ class Supervisor:
                 of_same = count((old.number - 1) % step + 1, step)
                 new = await self._start(next(each for each in of_same if each not in taken))
                 if new is None:
-                    _say("the new archive does not load; the processes of the old one go on")
+                    if not self._is_ending:
+                        _say("the new archive does not load; the processes of the old one go on")
                     break
                 self._spawn(self._watch(new))
                 old.is_serving = False

@@ -206,6 +206,20 @@ def test_sigterm_answers_all_and_a_killed_supervisor_leaves_no_process(serve: Ca
     assert not psutil.wait_procs(left, PATIENCE_S)[1]
 
 
+@pytest.mark.builds
+def test_sigterm_soon_after_a_process_has_ended_ends_its_successor_too(
+    serve: Callable[..., Host], tmp_path: Path
+) -> None:
+    host = serve()
+    with ExitStack() as stack:
+        hold_evenly(host, stack)
+    os.kill(children(host)[0], signal.SIGKILL)
+    until(lambda: "another starts" in (tmp_path / "log").read_text())
+    host.process.send_signal(signal.SIGTERM)
+    # It would be killed with the supervisor, which then ends with 1.
+    assert host.process.wait(PATIENCE_S) == 0
+
+
 def is_listening(host: Host) -> bool:
     try:
         requests.get(f"{host.url}/ping", timeout=5)
