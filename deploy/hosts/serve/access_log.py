@@ -1,6 +1,7 @@
 """The access log: a JSON line for each request, with the gateway's names, and without payload, query and key."""
 
 import json
+import logging
 import os
 import re
 import time
@@ -10,6 +11,8 @@ from pathlib import Path
 from random import Random
 
 from deploy.hosts.frontend.http import Message, Response, headers_of
+
+logger = logging.getLogger(__name__)
 
 REQUEST_ID = b"x-request-id"
 _USUAL = re.compile(r"[!-~]{1,128}")
@@ -28,6 +31,7 @@ class AccessLog:
 
     def __init__(self, path: Path) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._has_failed = False
 
     def note(self, scope: Message, answer: Response, request_id: str, began_s: float) -> None:
         headers, timing = headers_of(scope), answer.headers.get("Server-Timing", "")
@@ -53,7 +57,13 @@ class AccessLog:
 
     def _write(self, line: Mapping[str, object]) -> None:
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3] + "Z"
-        os.write(self._file, json.dumps({"time": now, **line, "process": os.getpid()}).encode() + b"\n")
+        try:
+            os.write(self._file, json.dumps({"time": now, **line, "process": os.getpid()}).encode() + b"\n")
+            self._has_failed = False
+        except OSError as error:  # a full disk must not fail requests
+            if not self._has_failed:
+                logger.warning("the access log lacks lines: %s", error.strerror)
+            self._has_failed = True
 
 
 def _trace_of(headers: Mapping[str, str]) -> str | None:

@@ -54,9 +54,13 @@ class Totals:
 
     def _write_forever(self) -> None:
         pause = threading.Event()
-        with suppress(OSError):  # the supervisor has ended, and its folder is gone
-            while not pause.wait(WRITTEN_S):
+        while not pause.wait(WRITTEN_S):
+            try:
                 self.write()
+            except FileNotFoundError:
+                return  # the supervisor has ended, and its folder is gone
+            except OSError:
+                pass  # a full disk
 
 
 def _read(file: Path | None) -> Counters:

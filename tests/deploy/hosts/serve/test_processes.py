@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import signal
 import threading
 from collections import Counter
@@ -16,6 +17,7 @@ import pytest
 import requests
 from tritonclient import grpc as grpcclient
 
+from deploy.hosts.serve import totals
 from deploy.hosts.serve.server import Series
 from deploy.hosts.serve.shares import choose_count, own_cores
 from deploy.hosts.serve.totals import Totals
@@ -249,17 +251,40 @@ def test_processes_have_cores_of_their_own_if_there_are_two_for_each(number: int
 
 
 def test_counters_outlive_their_process(tmp_path: Path) -> None:
-    def totals(number: int, value: float) -> Totals:
+    def counters(number: int, value: float) -> Totals:
         return Totals({"a": Series(("M",), {("m",): value})}, tmp_path / f"{number}.json")
 
-    first, second = totals(1, 2.0), totals(2, 30.0)
+    first, second = counters(1, 2.0), counters(2, 30.0)
     first.write()
     second.write()
     # The successor of the first has its file.
-    successor = totals(1, 100.0)
+    successor = counters(1, 100.0)
     assert successor.read() == {"a": (["M"], {("m",): 132.0})} and second.read() == {"a": (["M"], {("m",): 32.0})}
     successor.write()
     assert second.read() == successor.read()
+
+
+def test_counters_are_written_again_after_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(totals, "WRITTEN_S", 0.01)
+    # As on a full disk, no file can be written there.
+    (blocked := tmp_path / "folder" / "1.new").mkdir(parents=True)
+    file = blocked.with_suffix(".json")
+    own = Totals({"a": Series(("M",), {("m",): 2.0})}, file)
+    failed, write = threading.Event(), own.write
+
+    def write_or_fail() -> None:
+        try:
+            write()
+        except OSError:
+            failed.set()
+            raise
+
+    monkeypatch.setattr(own, "write", write_or_fail)
+    own.start()
+    assert failed.wait(PATIENCE_S)
+    blocked.rmdir()
+    until(file.exists)
+    shutil.rmtree(file.parent)  # as the supervisor's end does
 
 
 @pytest.mark.builds

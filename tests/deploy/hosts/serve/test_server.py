@@ -24,6 +24,7 @@ from deploy.hosts.frontend.replica import curl_options
 from deploy.hosts.frontend.routes import Models
 from deploy.hosts.serve import __main__ as program
 from deploy.hosts.serve import rpc
+from deploy.hosts.serve.access_log import AccessLog
 from deploy.hosts.serve.app import Host
 from deploy.hosts.serve.children import Child, lengthen
 from deploy.hosts.serve.connection import Joined, Protocol
@@ -356,6 +357,13 @@ def test_host_describes_its_archive_as_torchserve_does_and_has_its_limits() -> N
         assert ended == ["calls", "model"]
 
     asyncio.run(run())
+
+
+def test_access_log_on_a_full_disk_fails_no_request_and_warns_once(caplog: pytest.LogCaptureFixture) -> None:
+    log, scope = AccessLog(Path("/dev/full")), {"method": "GET", "path": "/ping", "headers": []}
+    for _ in range(2):
+        log.note(scope, Response(200, b""), "id", 0.0)
+    assert [each.getMessage() for each in caplog.records] == ["the access log lacks lines: No space left on device"]
 
 
 def test_fragment_of_a_path_is_not_http() -> None:
