@@ -53,5 +53,6 @@ class Process:
         # A thread that loads the archive would report that its files are gone.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
         remove_in_use(self.folder.parent)
-        sys.stdout.flush()
+        with suppress(OSError):  # a full disk, or a pipe that nothing reads
+            sys.stdout.flush()
         os._exit(code)

@@ -147,5 +147,6 @@ def print_summary(rows: dict[str, str], host: str, port: int) -> None:
     url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
     path = f"{url}/predictions/{rows['Model'].partition(' ')[0]}"
     call = rows.pop("Try", "curl -T FILE")
-    for name, value in {**rows, "URL": path, "Try": f"{call} {path}", "Stop": f"kill {os.getpid()}"}.items():
-        print(f"{name:10} {value}", flush=True)
+    with suppress(OSError):  # a full disk, or a pipe that nothing reads
+        for name, value in {**rows, "URL": path, "Try": f"{call} {path}", "Stop": f"kill {os.getpid()}"}.items():
+            print(f"{name:10} {value}", flush=True)

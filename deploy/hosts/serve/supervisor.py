@@ -296,4 +296,5 @@ class Supervisor:
 
 
 def _say(words: str) -> None:
-    print(f"serve: {words}", file=sys.stderr, flush=True)
+    with suppress(OSError):  # a full disk must not prevent the next step
+        print(f"serve: {words}", file=sys.stderr, flush=True)
