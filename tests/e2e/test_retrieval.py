@@ -24,5 +24,6 @@ def test_each_answer_and_error_is_that_of_one_process(
         expected = rows.answers(url)
         for name in served:
             described = f"{gateway.http}/v2/models/{name}"
+            until(lambda described=described: requests.get(f"{described}/ready", timeout=60).ok)  # type: ignore[misc]
             until(lambda described=described: requests.get(described, timeout=60).json().get("inputs"))  # type: ignore[misc]
     rows.assert_as_one_process(gateway.http, expected)

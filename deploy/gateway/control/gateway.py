@@ -20,6 +20,7 @@ from pydantic import Field, TypeAdapter
 from pydantic.dataclasses import dataclass
 
 from deploy.gateway.envoy import files
+from deploy.gateway.envoy.clusters import list_ready, name_cluster
 from deploy.gateway.envoy.listeners import KEYS, LISTENERS, RATES, read_authority
 from deploy.gateway.envoy.process import POLL_S, Endpoints, Envoy
 from deploy.gateway.settings import Canary, GatewaySettings, Key
@@ -41,6 +42,7 @@ FIRST_POLL_S = 3.0  # timeout of the first poll of the nodes; a node that has no
 SETTLE_S = 0.1  # seconds in which changes are collected before a write: one round of polls often finds several
 CONFIRM_S = 5.0  # seconds in which Envoy must have read its files
 RETRY_S = 2.0  # seconds between two attempts to write Envoy's files
+UNROUTED = {LISTENERS, KEYS, RATES}  # files that decide about clients, not about nodes
 KNOWN = "known.json"  # file of the registered models of the nodes
 DECISIONS = "decisions.json"  # file of operators' decisions
 
@@ -71,6 +73,8 @@ class Control:
         self._envoy, self._state_dir = envoy, state_dir
         self._known = read_known(state_dir / KNOWN)
         self._rejected: frozenset[str] = frozenset()  # the files that Envoy has not accepted
+        # The ready clusters whose files it has accepted, and those with a node that it found healthy since.
+        self._accepted, self._routed = set[str](), set[str]()
         self._mixed: set[tuple[str, str, str]] = set()  # versions with vectors of several spaces, and their own one
         self._keys: tuple[Key, ...] | None = None  # the keys that Envoy has accepted; None until it has
         self._authority = ""  # the digest of the client_ca that Envoy has accepted
@@ -168,6 +172,7 @@ class Control:
         if fleet != self.fleet:
             self._changed.set()
         self.fleet = fleet
+        self._routed &= list_ready(fleet)
 
     def _report_spaces(self, fleet: Fleet) -> None:
         """Log each version once whose nodes return vectors of several spaces, such as in bf16 and in fp32."""
@@ -196,6 +201,8 @@ class Control:
             await asyncio.to_thread(files.write, settings, fleet, self._state_dir)
             write_known(self._state_dir / KNOWN, self.watches.values())
             self._rejected = await self._confirm()
+            if not self._rejected - UNROUTED:
+                self._accepted = list_ready(fleet)
             if KEYS not in self._rejected:
                 self._keys = settings.keys
             if LISTENERS not in self._rejected:
@@ -207,7 +214,7 @@ class Control:
     async def apply(self) -> None:
         """Write a decision; raise RequestError if Envoy does not accept it."""
         await self.write()
-        if self._rejected - {LISTENERS, KEYS, RATES}:
+        if self._rejected - UNROUTED:
             raise RequestError(503, f"the decision is saved and has no effect yet: {self.fleet.problem}")
 
     async def _confirm(self) -> frozenset[str]:
@@ -233,6 +240,14 @@ class Control:
     async def endpoints(self) -> Endpoints | None:
         """Return Envoy's state of each node; None if Envoy does not answer."""
         return await self._ask_envoy(self._envoy.endpoints)
+
+    async def is_routed(self, model: str, version: str | None = None) -> bool:
+        """Whether Envoy sends requests of a ready model, or of a version, to a node: it has to check the node first."""
+        cluster = name_cluster(model, version)
+        if cluster in self._accepted - self._routed and (found := await self.endpoints()):
+            self._routed |= {name for name, on in found.items() if any(each.is_healthy for each in on.values())}
+            self._routed &= list_ready(self.fleet)
+        return cluster in self._routed
 
     async def envoy_metrics(self) -> str:
         """Return Envoy's own metrics; "" if it does not answer."""

@@ -6,7 +6,7 @@ which load balancers understand, and 404 for an unknown model.
 """
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from aiohttp import web
@@ -66,7 +66,7 @@ async def describe(request: web.Request) -> web.Response:
 @routes.get(f"{VERSION}/ready")
 @routes.get(f"{MODEL}/ready")
 async def ready(request: web.Request) -> web.Response:
-    if not _is_ready(request.app[GATEWAY].fleet, *_model_and_version(request)):
+    if not await _is_ready(request.app[GATEWAY], *_model_and_version(request)):
         raise _make_not_ready(request)
     return web.Response()
 
@@ -96,7 +96,7 @@ async def invoke(request: web.Request) -> web.Response:
 @routes.post("/v2/repository/index")
 async def index(request: web.Request) -> web.Response:
     is_ready_only = (await read_body(request, Json)).get("ready") is True
-    return web.json_response(_index(request.app[GATEWAY], is_ready_only))
+    return web.json_response(await _index(request.app[GATEWAY], is_ready_only))
 
 
 @routes.post("/v2/repository/models/{model:[^/]+}/load")
@@ -151,11 +151,11 @@ METHODS: dict[str, Callable[[Control, Any], Any]] = {
     "ServerReady": lambda gateway, _: {"ready": gateway.fleet.is_ready},
     "Check": lambda gateway, message: _health(gateway, message.service),
     "ServerMetadata": lambda gateway, _: _describe_server(gateway),
-    "ModelReady": lambda gateway, message: {"ready": _is_ready(gateway.fleet, message.name, message.version)},
+    "ModelReady": lambda gateway, message: _named("ready", _is_ready(gateway, message.name, message.version)),
     "ModelMetadata": lambda gateway, message: metadata(gateway.fleet, message.name, message.version),
     "ModelConfig": lambda gateway, message: {"config": configuration(gateway.fleet, message.name, message.version)},
     "ModelStatistics": lambda gateway, message: _statistics(gateway, message.name, message.version),
-    "RepositoryIndex": lambda gateway, message: {"models": _index(gateway, message.ready)},
+    "RepositoryIndex": lambda gateway, message: _named("models", _index(gateway, message.ready)),
     "RepositoryModelLoad": lambda gateway, message: repository.load(
         gateway, message.model_name, dict(message.parameters)
     ),
@@ -238,7 +238,11 @@ async def _statistics(gateway: Control, name: str, requested: str) -> Json:
     return {"model_stats": documents}
 
 
-def _index(gateway: Control, is_ready_only: bool) -> list[dict[str, str]]:
+async def _named(name: str, value: Awaitable[object]) -> Json:
+    return {name: await value}
+
+
+async def _index(gateway: Control, is_ready_only: bool) -> list[dict[str, str]]:
     """List every registered version with its state."""
     repository.check(gateway)
     documents = []
@@ -246,7 +250,7 @@ def _index(gateway: Control, is_ready_only: bool) -> list[dict[str, str]]:
         for version in model.versions.values():
             workers = sum(placement.workers for placement in version.placements.values())
             state, reason = ("LOADING", "workers are starting") if workers else ("UNAVAILABLE", "no workers")
-            if gateway.fleet.is_version_ready(version):
+            if gateway.fleet.is_version_ready(version) and await gateway.is_routed(model.name, version.version):
                 state, reason = "READY", ""
             if state == "READY" or not is_ready_only:
                 documents.append({"name": model.name, "version": version.version, "state": state, "reason": reason})
@@ -260,11 +264,13 @@ async def _health(gateway: Control, service: str) -> Json:
     if service not in gateway.fleet.models:
         raise RequestError(404, "unknown service: a model's name is expected")
     _, is_ready = await check_deeply(gateway, service)
-    return {"status": 1 if is_ready else 2}
+    return {"status": 1 if is_ready and await gateway.is_routed(service) else 2}
 
 
-def _is_ready(fleet: Fleet, model: str, version: str) -> bool:
-    return fleet.is_version_ready(find(fleet, model, version)[1])
+async def _is_ready(gateway: Control, name: str, requested: str) -> bool:
+    model, version = find(gateway.fleet, name, requested)
+    number = version.version if requested else None
+    return gateway.fleet.is_version_ready(version) and await gateway.is_routed(model.name, number)
 
 
 def _make_not_ready(request: web.Request) -> RequestError:

@@ -1,6 +1,6 @@
 """Loads and unloads a model on all nodes, through their management APIs.
 
-load M   -> each node: POST /models?url=M.mar, or a worker for a model without workers -> READY
+load M   -> each node: POST /models?url=M.mar, or a worker for a model without workers -> READY -> Envoy has checked it
 unload M -> each node: DELETE /models/M/V, the default version last
 """
 
@@ -19,6 +19,7 @@ from torchserve_client.archives import check_name
 CALL_S = 30.0  # seconds for one call
 READY_S = 100.0  # seconds until a model's workers are READY
 POLL_S = 0.25  # seconds between two polls of the workers
+ROUTED_S, ROUTED_POLL_S = 5.0, 0.05  # seconds until Envoy has checked a loaded model's nodes, and between two questions
 MESSAGE_CHARS = 200  # characters of a node's message in an error
 
 
@@ -44,6 +45,9 @@ async def load(gateway: Control, name: str, parameters: object = None) -> None:
         words = "parameters of loading are not supported: the archive contains the settings"
         raise RequestError(400, words, UNIMPLEMENTED)
     await _on_all(gateway, name, _load)
+    deadline = asyncio.get_running_loop().time() + ROUTED_S
+    while not await gateway.is_routed(name) and asyncio.get_running_loop().time() < deadline:
+        await asyncio.sleep(ROUTED_POLL_S)
 
 
 async def unload(gateway: Control, name: str) -> None:

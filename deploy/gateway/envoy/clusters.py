@@ -60,6 +60,17 @@ def list_upstreams(fleet: Fleet) -> Iterator[Upstream]:
             yield Upstream(model.name, version.version, sorted(version.placements.keys() & fleet.nodes.keys()))
 
 
+def list_ready(fleet: Fleet) -> set[str]:
+    """Return the clusters of the models and versions with a READY worker."""
+    ready = (
+        (name, number)
+        for name, model in fleet.models.items()
+        for number, version in model.versions.items()
+        if fleet.is_version_ready(version)
+    )
+    return {name_cluster(name, each) for name, number in ready for each in (None, number)}
+
+
 def make_clusters(settings: GatewaySettings, fleet: Fleet) -> list[Resource]:
     has_tokens = any(node.token_file for node in fleet.nodes.values())
     return [

@@ -1,5 +1,6 @@
 """The control process in this process, over stand-ins of two nodes and of Envoy."""
 
+import json
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -12,6 +13,7 @@ import requests
 from deploy.gateway.control.__main__ import make_control_app, make_metrics_app, serve
 from deploy.gateway.control.gateway import Control
 from deploy.gateway.envoy import files
+from deploy.gateway.envoy.listeners import CLUSTERS
 from deploy.gateway.envoy.process import Endpoint, Endpoints, Envoy
 from deploy.gateway.settings import GatewaySettings, Key
 from deploy.gateway.state import Fleet, ServedVersion
@@ -33,7 +35,10 @@ class StillEnvoy(Envoy):
     def endpoints(self) -> Endpoints:
         if not self.is_running:
             raise ConnectionError
-        found: dict[str, dict[str, Endpoint]] = {}
+        # Every other cluster has a node.
+        written = self._state_dir / CLUSTERS
+        names = [each["name"] for each in json.loads(written.read_text())["resources"]] if written.exists() else []
+        found = {name: {"any": Endpoint(0, name not in self.unhealthy)} for name in names}
         for cluster, nodes in self.in_flight.items():
             found[cluster] = {node: Endpoint(count, cluster not in self.unhealthy) for node, count in nodes.items()}
         return found

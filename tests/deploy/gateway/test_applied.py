@@ -26,6 +26,7 @@ from tests.deploy.gateway.conftest import Scene
 from tests.deploy.gateway.envoy.harness import TIMEOUT_S, wait
 from tests.deploy.gateway.envoy.stand_ins import METADATA, StandIn, models_of
 from tests.load.fake_server import run
+from tests.waiting import until
 
 pytestmark = pytest.mark.builds
 
@@ -143,6 +144,15 @@ def test_60_models_need_no_more_watches_than_10(node: StandIn, running: sandbox.
     node.models = models_of([f"m{number}" for number in range(60)])
     wait(lambda: are_served(60))
     assert count_watches() == before
+
+
+def test_model_that_is_ready_answers_the_next_request(node: StandIn, running: sandbox.Sandbox) -> None:
+    """Envoy has its route, and has checked its node."""
+    for number in (70, 71, 72):
+        node.models = models_of([f"m{each}" for each in range(number + 1)])
+        url = f"{running.http}/v2/models/m{number}"
+        until(lambda: requests.get(f"{url}/ready", timeout=TIMEOUT_S).ok, every_s=0.001)  # noqa: B023
+        assert requests.post(f"{running.http}/predictions/m{number}", timeout=TIMEOUT_S).status_code == 200
 
 
 def test_settings_that_cannot_be_applied_shut_it(running: sandbox.Sandbox, capsys: pytest.CaptureFixture[str]) -> None:

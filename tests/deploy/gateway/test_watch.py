@@ -125,12 +125,12 @@ def restart(scene: Scene, *models: str) -> None:
 def test_model_that_is_not_back_after_a_restart_is_known_until_it_is_restored_or_unregistered(scene: Scene) -> None:
     def seen() -> tuple[list[str], bool, int]:
         scene.look()
+        run(scene.gateway.write())
         fleet = scene.gateway.fleet
         return [*fleet.models], fleet.is_ready, scene.status("/v2/models/classifier/ready")
 
     restart(scene, "other/1.0")
     assert seen() == (["classifier", "other"], False, 503)
-    run(scene.gateway.write())
     known = read_known(scene.folder / KNOWN).values()
     assert all(each["classifier", "1.0"].is_missing and not each["other", "1.0"].is_missing for each in known)
     scene.first.models |= models_of(["classifier/1.0"])
@@ -185,7 +185,7 @@ def test_version_that_is_lost_says_why_and_leaves_the_gateway_ready(
     def seen() -> tuple[bool, int, str]:
         scene.look()
         status, document = scene.ask("GET", "/v2/models/classifier/ready")
-        assert scene.ask("GET", "/v2/models/other/ready") == (200, None)
+        wait(lambda: scene.ask("GET", "/v2/models/other/ready") == (200, None))
         return scene.gateway.fleet.is_ready, status, document["error"].partition("is not at ready state")[2]
 
     restore = tmp_path / "node" / "restore.json"
@@ -214,6 +214,7 @@ def test_version_that_is_lost_says_why_and_leaves_the_gateway_ready(
     assert seen() == (True, 503, f": {LATE}")
     scene.first.models |= models_of(["classifier/1.0"])
     scene.look()
+    run(scene.gateway.write())
     assert (scene.gateway.fleet.is_ready, scene.status("/v2/models/classifier/ready")) == (True, 200)
 
 
