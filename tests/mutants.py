@@ -259,6 +259,7 @@ def main(arguments: list[str]) -> int:
     random.Random(options.seed).shuffle(found)
     valid = (mutant for mutant in found if mutant.apply((ROOT / mutant.file).read_bytes()))
     sample, ends_s = [*itertools.islice(valid, options.number)], time.monotonic() + 60 * options.minutes
+    git("status", "--porcelain")  # else `stash` fails over files that were written again and are as before
     commit, clones, noticed = [*git("stash", "create"), "HEAD"][0], Queue[Path](), list[bool]()
     path = options.map or ROOT / "build" / "mutants" / f"{git('rev-parse', commit + '^{tree}')[0]}.json"
     count = os.cpu_count() or 1
