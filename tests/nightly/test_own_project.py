@@ -20,6 +20,7 @@ import requests
 import torch
 import torchvision
 import transformers
+import yaml
 from PIL import Image
 from sentence_transformers import CrossEncoder, MultiVectorEncoder, SentenceTransformer, SparseEncoder
 
@@ -169,6 +170,10 @@ CASES: dict[str, tuple[Any, Callable[[Path], Any]]] = {
 def project(wheel: Installed, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("own")
     write_project(folder)
+    # The owners compute in fp32; `precision: auto` is bf16 where the processor has it.
+    for file in (folder / name / "model-config.yaml" for name in CASES if (folder / name).is_dir()):
+        settings = yaml.safe_load(file.read_text())["handler"] if file.exists() else {}
+        file.write_text(yaml.safe_dump({"handler": {**settings, "precision": "fp32"}}))
     with pytest.raises(AssertionError, match=r"erf: requirements: not installed here: scipy>=1.9; .* -m pip install"):
         wheel.run("archive", "erf", cwd=folder)
     environment = wheel.bin.parent
