@@ -20,7 +20,7 @@ from pydantic import Field, TypeAdapter
 from pydantic.dataclasses import dataclass
 
 from deploy.gateway.envoy import files
-from deploy.gateway.envoy.clusters import list_ready, name_cluster
+from deploy.gateway.envoy.clusters import list_clusters, name_cluster
 from deploy.gateway.envoy.listeners import KEYS, LISTENERS, RATES, read_authority
 from deploy.gateway.envoy.process import POLL_S, Endpoints, Envoy
 from deploy.gateway.settings import Canary, GatewaySettings, Key
@@ -73,7 +73,7 @@ class Control:
         self._envoy, self._state_dir = envoy, state_dir
         self._known = read_known(state_dir / KNOWN)
         self._rejected: frozenset[str] = frozenset()  # the files that Envoy has not accepted
-        # The ready clusters whose files it has accepted, and those with a node that it found healthy since.
+        # The clusters whose files it has accepted, and the ready ones with a node that it found healthy since.
         self._accepted, self._routed = set[str](), set[str]()
         self._mixed: set[tuple[str, str, str]] = set()  # versions with vectors of several spaces, and their own one
         self._keys: tuple[Key, ...] | None = None  # the keys that Envoy has accepted; None until it has
@@ -89,9 +89,10 @@ class Control:
             # Keys that were removed meanwhile do not wait for the nodes.
             files.write_filters(self.settings, self.fleet, self._state_dir)
         await self.poll(FIRST_POLL_S)
-        with suppress(OSError):
+        try:
             await self.write()
-        # If the disk is full, Envoy serves with its last configuration, and the write is tried again.
+        except OSError:  # a full disk: Envoy serves with its last configuration, and the write is tried again
+            self._accepted = list_clusters(self.fleet)
         self._changed.set()
         self._tasks = [asyncio.create_task(each) for each in (self._write(), self._scrape())]
 
@@ -172,7 +173,7 @@ class Control:
         if fleet != self.fleet:
             self._changed.set()
         self.fleet = fleet
-        self._routed &= list_ready(fleet)
+        self._routed &= list_clusters(fleet, is_ready_only=True)
 
     def _report_spaces(self, fleet: Fleet) -> None:
         """Log each version once whose nodes return vectors of several spaces, such as in bf16 and in fp32."""
@@ -202,7 +203,7 @@ class Control:
             write_known(self._state_dir / KNOWN, self.watches.values())
             self._rejected = await self._confirm()
             if not self._rejected - UNROUTED:
-                self._accepted = list_ready(fleet)
+                self._accepted = list_clusters(fleet)
             if KEYS not in self._rejected:
                 self._keys = settings.keys
             if LISTENERS not in self._rejected:
@@ -246,7 +247,7 @@ class Control:
         cluster = name_cluster(model, version)
         if cluster in self._accepted - self._routed and (found := await self.endpoints()):
             self._routed |= {name for name, on in found.items() if any(each.is_healthy for each in on.values())}
-            self._routed &= list_ready(self.fleet)
+            self._routed &= list_clusters(self.fleet, is_ready_only=True)
         return cluster in self._routed
 
     async def envoy_metrics(self) -> str:

@@ -60,15 +60,15 @@ def list_upstreams(fleet: Fleet) -> Iterator[Upstream]:
             yield Upstream(model.name, version.version, sorted(version.placements.keys() & fleet.nodes.keys()))
 
 
-def list_ready(fleet: Fleet) -> set[str]:
-    """Return the clusters of the models and versions with a READY worker."""
-    ready = (
+def list_clusters(fleet: Fleet, *, is_ready_only: bool = False) -> set[str]:
+    """Return the clusters of the models and versions that clients may request, or of those with a READY worker."""
+    found = (
         (name, number)
         for name, model in fleet.models.items()
         for number, version in model.versions.items()
-        if fleet.is_version_ready(version)
+        if not is_ready_only or fleet.is_version_ready(version)
     )
-    return {name_cluster(name, each) for name, number in ready for each in (None, number)}
+    return {name_cluster(name, each) for name, number in found for each in (None, number)}
 
 
 def make_clusters(settings: GatewaySettings, fleet: Fleet) -> list[Resource]:

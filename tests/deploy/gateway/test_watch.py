@@ -1,14 +1,17 @@
 """The polls of the nodes' models: nodes that come, go, are slow, or are not a TorchServe."""
 
+import errno
 import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from aiohttp import web
 
 from deploy.gateway import watch as gateway_watch
+from deploy.gateway.control import gateway as control
 from deploy.gateway.control.gateway import KNOWN, Control
 from deploy.gateway.state import Placement
 from deploy.gateway.watch import DAMAGED, LATE, read_known
@@ -141,6 +144,14 @@ def test_model_that_is_not_back_after_a_restart_is_known_until_it_is_restored_or
     assert scene.ask("PUT", "/control/models/classifier", {"withdrawn": True})[0] in (200, 404)
     assert seen() == (["other"], True, 404)
     assert scene.gateway.decisions.withdrawn == set()
+
+
+def test_model_that_envoy_serves_is_ready_after_a_restart_on_a_full_disk(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(control, "write_known", Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
+    scene.restart()
+    assert scene.status("/v2/models/classifier/ready") == 200
 
 
 def test_what_a_node_no_longer_has_long_after_its_restart_is_forgotten_with_its_metadata(scene: Scene) -> None:
