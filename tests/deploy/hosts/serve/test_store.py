@@ -97,7 +97,7 @@ def test_model_is_loaded_once_for_all_that_wait_and_a_load_goes_on_if_they_leave
 
 def test_model_that_loads_for_ever_leaves_others_their_turn(tmp_path: Path) -> None:
     async def run() -> None:
-        loads = Loads(tmp_path, load_s=0.05)
+        loads = Loads(tmp_path, load_s=1.2)  # longer than a stall of the machine
         loads.may_load.clear()
         assert await loads.ask("a") == "503 a is loading; wait, or try again. 1"
         await loads.store.manage("load", "d", {})
