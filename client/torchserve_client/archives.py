@@ -25,6 +25,7 @@ from torchserve_client.files import replacing
 from torchserve_client.payloads import Json
 
 MANIFEST = "MAR-INF/MANIFEST.json"
+COMPILED = "__pycache__"
 _SUFFIX = re.compile(r"-r(\d+)$")
 _BLOCK = 1 << 20  # bytes per read of a copy; a member of an archive may be larger than memory
 # Characters of a name: letters, the marks that some scripts write parts of letters with, digits, and punctuation.
@@ -99,7 +100,7 @@ def identify(path: Path) -> str:
 
 def _digest(path: Path) -> str:
     if path.is_dir():
-        files = sorted(each for each in path.rglob("*") if each.is_file() and "__pycache__" not in each.parts)
+        files = sorted(each for each in path.rglob("*") if each.is_file() and COMPILED not in each.parts)
         sums = {str(each.relative_to(path)): zlib.crc32(each.read_bytes()) for each in files}
     else:
         with zipfile.ZipFile(path) as archive:
@@ -143,7 +144,8 @@ def copy_as_version(path: Path, version: str) -> Path:
         if path.is_file():
             _copy_file(path, partial, version)
         else:
-            shutil.copytree(path, partial)
+            # A worker that starts writes and renames compiled Python there.
+            shutil.copytree(path, partial, ignore=shutil.ignore_patterns(COMPILED))
             (partial / MANIFEST).write_bytes(_with_version((path / MANIFEST).read_bytes(), version))
     return copy
 

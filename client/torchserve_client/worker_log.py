@@ -12,7 +12,7 @@ from torchserve_client.management import Management
 # Prefix of the line in which our handlers log the reason (handlers/errors.py, LOAD_FAILED).
 LOAD_FAILED = "Cannot load"
 DIED = "Backend worker process died"  # TorchServe's message about a worker that has ended
-LINE = re.compile(r"^\S+ \[\w+ *\] W-\d+-(?P<model>.+)_(?P<version>[^_]*)-std(?:out|err) MODEL_LOG - (?P<message>.*)$")
+LINE = re.compile(r"^\S+ \[\w+ *\] W-\d+-(?P<model>.+)_(?P<version>[^_]*)-std(?:out|err) MODEL_LOG - (?P<message>.*)\n")
 
 
 class WorkerLog:
@@ -30,7 +30,7 @@ class WorkerLog:
             return None
         with self.path.open(encoding="utf-8", errors="replace") as log:
             log.seek(self._offset)
-            matches = [match for line in log if (match := LINE.match(line.rstrip("\n")))]
+            matches = [match for line in log if (match := LINE.match(line))]
         ours = [match for match in matches if match["model"] == self._model]
         return find_reason([match["message"] for match in ours if self._version in (None, match["version"])])
 
@@ -48,7 +48,7 @@ def find_reason(messages: list[str]) -> str | None:
             is_inside = True
         elif is_inside and message and not message.startswith(" "):
             return message
-    return "the worker died without a message"
+    return None  # TorchServe is still writing the traceback
 
 
 def wait_loaded(management: Management, model: str, log: WorkerLog, version: str | None = None) -> None:

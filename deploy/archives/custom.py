@@ -64,8 +64,8 @@ def _stage_weights(model: ModelEntry, origin: Source, folder: Path, *, with_code
         with open_checkpoint(model, origin, with_code=with_code) as source:
             shutil.copytree(source, folder)
     elif origin.kind == "folder":
-        code = None if with_code else shutil.ignore_patterns(f"*{CODE}")
-        shutil.copytree(origin.location, folder, ignore=code)
+        left_out = ("__pycache__",) if with_code else ("__pycache__", f"*{CODE}")
+        shutil.copytree(origin.location, folder, ignore=shutil.ignore_patterns(*left_out))
     elif origin.kind == "file":
         folder.mkdir()
         shutil.copy(origin.location, folder)

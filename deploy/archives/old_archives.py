@@ -178,7 +178,9 @@ def _copy_bytes(source: IO[bytes], target: IO[bytes], member: Member) -> None:
 
 def _copy(source: Path, folder: Path) -> None:
     """Copy a folder that contains an archive; links are rejected, since they may lead out of it."""
-    for parent, _, names in os.walk(source):
+    for parent, folders, names in os.walk(source):
+        if "__pycache__" in folders:  # a server that has the folder may be writing it
+            folders.remove("__pycache__")
         for name in names:
             path = Path(parent) / name
             if path.is_symlink():

@@ -145,7 +145,8 @@ def _find_beside(model: ModelEntry, name: str) -> Path:
 
 def _find_path(model: ModelEntry, path: Path) -> Source:
     if path.is_dir():
-        listed = list_files(path) if model.handler == TENSORS else filter(Path.is_file, sorted(path.rglob("*")))
+        found = (each for each in sorted(path.rglob("*")) if "__pycache__" not in each.parts and each.is_file())
+        listed = list_files(path) if model.handler == TENSORS else found
         return Source("folder", str(path), f"folder {[_identify(file, path) for file in listed]}")
     if not path.is_file():
         raise WeightsUnavailable(f"{model.name}: no file {path}; {_name_options(model)}")

@@ -45,6 +45,15 @@ def test_copy_differs_in_its_version_alone(tmp_path: Path, compression: int) -> 
     assert manifest == {"model": {**MANIFEST["model"], "modelVersion": "1.0-r2"}}
 
 
+def test_copy_of_a_folder_lacks_the_compiled_python_that_a_starting_worker_writes_and_renames(tmp_path: Path) -> None:
+    folder = unpacked(tmp_path)
+    (folder / "__pycache__").mkdir()
+    (folder / "__pycache__" / "h.cpython-311.pyc.1").symlink_to("gone")
+    copy = archives.copy_as_version(folder, "1.0-r2")
+    assert archives.identify(copy) == archives.identify(folder)
+    assert archives.describe(copy).version == "1.0-r2" and not (copy / "__pycache__").exists()
+
+
 def test_copy_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
     original = mar(tmp_path)
     content = original.read_bytes()

@@ -108,7 +108,8 @@ def find_staged_files(model: ModelEntry, task: Task) -> dict[str, Path]:
     """Find the files, or those of folders, that a model's configuration names, by their paths in the archive."""
     matches = (match for pattern in task.files for match in model.folder.glob(pattern))
     files = {file for match in matches for file in (match.rglob("*") if match.is_dir() else (match,)) if file.is_file()}
-    found = {file.relative_to(model.folder).as_posix(): file for file in sorted(files - {model.config_path})}
+    inputs = {file for file in files - {model.config_path} if "__pycache__" not in file.parts}
+    found = {file.relative_to(model.folder).as_posix(): file for file in sorted(inputs)}
     named = ((setting, find_named_file(model, setting)) for setting in task.named_files)
     return found | {f"{setting}{path.suffix}": path for setting, path in named if path is not None}
 

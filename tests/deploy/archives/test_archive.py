@@ -70,6 +70,23 @@ def test_each_format_holds_what_its_build_json_lists(archive_format: str, archiv
     assert (config["batchSize"], config["handler"]) == (32, {"max_batch_items": 32, "engine": "auto"})
 
 
+def test_compiled_python_beside_an_input_is_no_input_and_may_vanish(archive_sh: ArchiveSh, colours: Path) -> None:
+    task = archive_sh.folder / "colour_names.py"
+    task.write_text(task.read_text().replace('("palette.csv",)', '("palette.csv", "palettes")'))
+    folders = (archive_sh.folder / "weights", colours / "palettes")
+    for folder in folders:
+        folder.mkdir()
+        (folder / "trained.bin").write_bytes(b"1")
+    arguments = ["colours", "--weights", str(folders[0]), "--archive-format", "no-archive"]
+    archive_sh(*arguments)
+    for folder in folders:
+        (folder / "__pycache__").mkdir()
+        (folder / "__pycache__" / "own.cpython-311.pyc").write_bytes(b"1")
+        (folder / "__pycache__" / "own.cpython-311.pyc.1").symlink_to("gone")
+    assert archive_sh(*arguments)[0].endswith(": up to date")
+    assert ": built" in archive_sh(*arguments, "--force")[0]
+
+
 def test_archive_is_left_alone_until_an_input_changes_or_it_is_damaged(archive_sh: ArchiveSh, colours: Path) -> None:
     arguments, path = ["colours", "--archive-format", "zip-store"], archive_sh.store / "colours.mar"
 

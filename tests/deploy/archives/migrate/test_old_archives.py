@@ -171,6 +171,8 @@ def foldered(path: Path, files: dict[str, str]) -> Path:
     for name, text in files.items():
         (path / name).parent.mkdir(parents=True, exist_ok=True)
         (path / name).write_text(text)
+    (path / "__pycache__").mkdir()
+    (path / "__pycache__" / "h.cpython-311.pyc.1").symlink_to("gone")  # a server that has the folder writes it
     return path
 
 
