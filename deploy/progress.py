@@ -14,6 +14,8 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
+from deploy.command import say
+
 SHOWN_S = 2.0  # seconds after which a step is worth a line
 WIDTH = 80  # characters of a warning's frame
 
@@ -28,7 +30,7 @@ def step(what: str) -> Iterator[None]:
     with _live(what) if sys.stderr.isatty() else nullcontext():
         yield
     if (seconds := time.monotonic() - started_s) >= SHOWN_S:
-        print(f"{what} ({seconds:.0f} s)", file=sys.stderr, flush=True)
+        say(f"{what} ({seconds:.0f} s)", sys.stderr)
 
 
 @contextmanager
@@ -59,7 +61,7 @@ def printable(line: str) -> str:
 
 def warn(*lines: str) -> None:
     frame = "!" * WIDTH
-    print("\n".join(["", frame, *(f"!!  {line}" for line in lines), frame, ""]), file=sys.stderr)
+    say("\n".join(["", frame, *(f"!!  {line}" for line in lines), frame, ""]), sys.stderr)
 
 
 def show(rows: Iterable[tuple[str, str]]) -> None:

@@ -21,11 +21,10 @@ from pathlib import Path
 import yaml
 
 from torchserve_client.errors import InvalidPayload
-from torchserve_client.files import replacing
+from torchserve_client.files import copy_folder, replacing
 from torchserve_client.payloads import Json
 
 MANIFEST = "MAR-INF/MANIFEST.json"
-COMPILED = "__pycache__"
 _SUFFIX = re.compile(r"-r(\d+)$")
 _BLOCK = 1 << 20  # bytes per read of a copy; a member of an archive may be larger than memory
 # Characters of a name: letters, the marks that some scripts write parts of letters with, digits, and punctuation.
@@ -100,7 +99,7 @@ def identify(path: Path) -> str:
 
 def _digest(path: Path) -> str:
     if path.is_dir():
-        files = sorted(each for each in path.rglob("*") if each.is_file() and COMPILED not in each.parts)
+        files = sorted(each for each in path.rglob("*") if each.is_file() and "__pycache__" not in each.parts)
         sums = {str(each.relative_to(path)): zlib.crc32(each.read_bytes()) for each in files}
     else:
         with zipfile.ZipFile(path) as archive:
@@ -144,8 +143,7 @@ def copy_as_version(path: Path, version: str) -> Path:
         if path.is_file():
             _copy_file(path, partial, version)
         else:
-            # A worker that starts writes and renames compiled Python there.
-            shutil.copytree(path, partial, ignore=shutil.ignore_patterns(COMPILED))
+            copy_folder(path, partial)
             (partial / MANIFEST).write_bytes(_with_version((path / MANIFEST).read_bytes(), version))
     return copy
 

@@ -12,6 +12,7 @@ from typing import Any, NoReturn, ParamSpec
 
 Parameters = ParamSpec("Parameters")
 
+FAILED = 1  # exit code of a failure
 USAGE = 2  # exit code of wrong usage
 CLOSED = 141  # exit code if the reader of the output has ended (`--help | head`): 128 + SIGPIPE, as a shell reports it
 # Seconds of each unit of a duration; a number without a unit is seconds.
@@ -19,7 +20,7 @@ UNITS = {"": 1.0, "s": 1.0, "ms": 1e-3, "m": 60.0, "h": 3600.0}
 
 
 def ends_with_reader(main: Callable[Parameters, int]) -> Callable[Parameters, int]:
-    """Let a program end without a traceback if the reader of its output has ended."""
+    """Let a program end without a traceback if the reader of its output has ended, or the disk is full."""
 
     @wraps(main)
     def run(*arguments: Parameters.args, **options: Parameters.kwargs) -> int:
@@ -31,12 +32,15 @@ def ends_with_reader(main: Callable[Parameters, int]) -> Callable[Parameters, in
                 return main(*arguments, **options)
             finally:
                 sys.stdout.flush()
-        except BrokenPipeError:
+        except OSError:
             try:
                 sys.stdout.flush()
-            except BrokenPipeError:
+            except OSError as error:
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-                return CLOSED
+                if isinstance(error, BrokenPipeError):
+                    return CLOSED
+                sys.stderr.write(f"standard output: {error.strerror}\n")
+                return FAILED
             raise
 
     return run

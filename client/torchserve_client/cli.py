@@ -16,7 +16,7 @@ from urllib3.exceptions import InsecureRequestWarning
 
 from torchserve_client import bulk, commands
 from torchserve_client.archives import check_name
-from torchserve_client.arguments import USAGE, Parser, duration_s, ends_with_reader, number
+from torchserve_client.arguments import FAILED, USAGE, Parser, duration_s, ends_with_reader, number
 from torchserve_client.client import Client
 from torchserve_client.errors import ClientError, InvalidPayload, NoConnection, TLSFailed, Unreachable
 from torchserve_client.gateway import DEFAULT_URL as DEFAULT_GATEWAY
@@ -28,7 +28,6 @@ from torchserve_client.version import VERSION
 
 PROGRAM = "torchserve-client"
 # Exit codes, besides USAGE.
-FAILED = 1
 INTERRUPTED = 130  # 128 + SIGINT, as a shell reports it
 # Environment variables for the addresses, and the addresses without them.
 URL = "TORCHSERVE_URL"

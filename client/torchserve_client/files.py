@@ -1,4 +1,4 @@
-"""Files and folders that replace others in one step."""
+"""Files and folders that replace others in one step, and copies of folders."""
 
 import secrets
 import shutil
@@ -17,6 +17,15 @@ def replacing(path: Path) -> Iterator[Path]:
         new.replace(path)
     finally:
         remove(new)
+
+
+def copy_folder(source: Path, target: Path, *left_out: str) -> None:
+    """Copy a folder without compiled Python, which a worker that starts writes and renames, and other patterns."""
+    try:
+        shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__", *left_out))
+    except shutil.Error as error:
+        _, _, reason = error.args[0][0]
+        raise OSError(reason) from None  # the first of a list
 
 
 def remove(path: Path) -> None:

@@ -30,6 +30,7 @@ from handlers.pipeline.task import Task as Served
 from handlers.pipeline.task import decode, samples_of
 from handlers.pipeline.values import FORMERLY_READ, Archive
 from handlers.protocol.responses import encode
+from torchserve_client.files import copy_folder
 
 SEVERAL = 3  # items of a batch; a mistake in a dimension may pass with one or with two
 STATED = ("config_class", "inputs")  # the attributes that a class needs; abstract methods are listed by Python itself
@@ -62,10 +63,9 @@ def _stage_weights(model: ModelEntry, origin: Source, folder: Path, *, with_code
         from deploy.archives.hub import open_checkpoint  # noqa: PLC0415 - it imports transformers, which takes seconds
 
         with open_checkpoint(model, origin, with_code=with_code) as source:
-            shutil.copytree(source, folder)
+            copy_folder(source, folder)
     elif origin.kind == "folder":
-        left_out = ("__pycache__",) if with_code else ("__pycache__", f"*{CODE}")
-        shutil.copytree(origin.location, folder, ignore=shutil.ignore_patterns(*left_out))
+        copy_folder(Path(origin.location), folder, *(() if with_code else (f"*{CODE}",)))
     elif origin.kind == "file":
         folder.mkdir()
         shutil.copy(origin.location, folder)

@@ -4,7 +4,6 @@ Source -> open_checkpoint -> a folder with the files that serving reads: configu
 """
 
 import json
-import shutil
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator
@@ -25,6 +24,7 @@ from deploy.models import ModelEntry
 from deploy.progress import printable, step
 from handlers.archive_files import CHECKPOINT
 from handlers.errors import reason
+from torchserve_client.files import copy_folder
 
 MODULES, WEIGHTS = "modules.json", "model.safetensors"
 LISTS = (MODULES, "vocab")  # beginnings of the names of files that may contain a list
@@ -124,8 +124,7 @@ def _drop_kernels(folder: Path) -> None:
 
 
 def pack(source: Path, folder: Path, *, with_weights: bool) -> None:
-    weights = None if with_weights else shutil.ignore_patterns("model*.safetensors*")
-    shutil.copytree(source, folder / CHECKPOINT, ignore=weights)
+    copy_folder(source, folder / CHECKPOINT, *(() if with_weights else ("model*.safetensors*",)))
 
 
 def _link(source: Path, files: Iterable[Path], folder: Path, inner: str) -> None:

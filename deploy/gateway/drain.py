@@ -13,6 +13,7 @@ from importlib import import_module
 from pathlib import Path
 from time import sleep
 
+from deploy.command import say
 from deploy.gateway.settings import CONFIG, STATE_DIR, GatewaySettings, read_settings
 from deploy.nodes.run import ServerError, serve
 from deploy.nodes.run.lifecycle import find_watcher, stop_node
@@ -64,7 +65,7 @@ def take_out(gateway: Gateway, name: str, limit_s: float) -> bool:
         return 1  # the control process or Envoy does not answer: an unknown count is not idle
 
     def report(words: str) -> None:
-        print(f"{name}: {words}", flush=True)
+        say(f"{name}: {words}")
 
     return not wait_idle(count_in_flight, report, notice_s=MOMENT_S, limit_s=limit_s)
 
@@ -93,9 +94,9 @@ def drain_local(local: LocalNode, config: Path) -> None:
             (local.folder / MARK).touch()
             take_out(gateway, name, settings.limits.response_s)
     except Unreachable:
-        print(f"{local.title}: no gateway runs: its requests in flight are cut off")
+        say(f"{local.title}: no gateway runs: its requests in flight are cut off")
     except ManagementError as error:
-        print(error.message)
+        say(error.message)
 
 
 def undrain_local(local: LocalNode, config: Path) -> None:
@@ -108,7 +109,7 @@ def undrain_local(local: LocalNode, config: Path) -> None:
         gateway.drain(find_name(gateway, local), is_draining=False)
         mark.unlink()
     except ManagementError as error:
-        print(f"{local.title}: still drained: {error.message}; run torchserve-batching drain NODE --undo")
+        say(f"{local.title}: still drained: {error.message}; run torchserve-batching drain NODE --undo")
 
 
 def drain(options: argparse.Namespace) -> None:
@@ -119,7 +120,7 @@ def drain(options: argparse.Namespace) -> None:
     if options.undo:
         gateway.drain(name, is_draining=False)
         (options.state_dir / name / MARK).unlink(missing_ok=True)
-        print(f"{name}: receives requests again")
+        say(f"{name}: receives requests again")
         return
     management = gateway.node(name).management
     if not take_out(gateway, name, settings.limits.response_s if options.timeout is None else options.timeout):
@@ -128,12 +129,12 @@ def drain(options: argparse.Namespace) -> None:
         return
     local = next((each for each in find_running(options) if each.node().management == management), None)
     if local is None:
-        print(f"{name}: not on this machine; it is not stopped")
+        say(f"{name}: not on this machine; it is not stopped")
     elif (watcher := find_watcher(local)) is not None:
-        print(f"{name}: process {watcher} watches it; stop that process by its supervisor, such as systemctl")
+        say(f"{name}: process {watcher} watches it; stop that process by its supervisor, such as systemctl")
     else:
         stop_node(local, is_for_good=False)
-        print(f"{name}: stopped; after its next start run: torchserve-batching drain {name} --undo")
+        say(f"{name}: stopped; after its next start run: torchserve-batching drain {name} --undo")
 
 
 def restart(options: argparse.Namespace) -> None:
@@ -166,19 +167,19 @@ def _restart(options: argparse.Namespace) -> None:
             mark.unlink()
             raise ServerError(f"{name} is not restarted, and receives requests again: it still has requests in flight")
         stop_node(local, is_for_good=False)
-        print(f"{name}: stopped", flush=True)
+        say(f"{name}: stopped")
         serve.start_one(local)
         gateway.drain(name, is_draining=False)
         wait_routed(gateway, name)
         mark.unlink()
-        print(f"{name}: receives requests again", flush=True)
+        say(f"{name}: receives requests again")
 
 
 def stop_gateway() -> None:
     """End the gateway of this machine after its last response, if it runs."""
     main = import_module("deploy.gateway.__main__")  # it imports this module
     if main.stop(argparse.Namespace(config=CONFIG, state_dir=STATE_DIR)):
-        print("gateway: stopped", flush=True)
+        say("gateway: stopped")
 
 
 def find_running(options: argparse.Namespace) -> list[LocalNode]:

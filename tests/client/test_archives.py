@@ -52,6 +52,9 @@ def test_copy_of_a_folder_lacks_the_compiled_python_that_a_starting_worker_write
     copy = archives.copy_as_version(folder, "1.0-r2")
     assert archives.identify(copy) == archives.identify(folder)
     assert archives.describe(copy).version == "1.0-r2" and not (copy / "__pycache__").exists()
+    (folder / "weights.bin").symlink_to("gone")
+    with pytest.raises(OSError, match=r"^\[Errno 2\] No such file or directory: '\S*/weights.bin'$"):
+        archives.copy_as_version(folder, "1.0-r3")
 
 
 def test_copy_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:

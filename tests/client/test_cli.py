@@ -46,18 +46,18 @@ def test_wrong_usage_exits_2_with_a_line(arguments: list[str], words: str, capsy
     assert words in line
 
 
-def test_reader_of_the_output_may_end_before_it() -> None:
+def test_reader_of_the_output_may_end_before_it_and_its_disk_may_be_full() -> None:
     for module in ("torchserve_client", "torchserve_batching"):
         command = [sys.executable, "-m", module, "--help"]
         # Nothing reads from this pipe, as if `head` had ended.
         read, write = os.pipe()
         os.close(read)
-        try:
-            own = {**os.environ, "PYTHONUNBUFFERED": ""}
-            ended = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, env=own, check=False, timeout=60)
-        finally:
-            os.close(write)
-        assert (ended.returncode, ended.stderr) == (141, b"")
+        full = os.open("/dev/full", os.O_WRONLY)
+        own = {**os.environ, "PYTHONUNBUFFERED": ""}
+        for output, end in ((write, (141, b"")), (full, (1, b"standard output: No space left on device\n"))):
+            ended = subprocess.run(command, stdout=output, stderr=subprocess.PIPE, env=own, check=False, timeout=60)
+            os.close(output)
+            assert (ended.returncode, ended.stderr) == end
 
 
 @table(

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import uvicorn
 import uvloop
 
+from deploy.command import say
 from deploy.hosts.frontend.replica import Metrics, Replica
 from deploy.hosts.serve.connection import Protocol
 from deploy.hosts.serve.doors import BACKLOG, UNDER_WAY_S, Given, Member, Port
@@ -147,6 +148,5 @@ def print_summary(rows: dict[str, str], host: str, port: int) -> None:
     url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
     path = f"{url}/predictions/{rows['Model'].partition(' ')[0]}"
     call = rows.pop("Try", "curl -T FILE")
-    with suppress(OSError):  # a full disk, or a pipe that nothing reads
-        for name, value in {**rows, "URL": path, "Try": f"{call} {path}", "Stop": f"kill {os.getpid()}"}.items():
-            print(f"{name:10} {value}", flush=True)
+    for name, value in {**rows, "URL": path, "Try": f"{call} {path}", "Stop": f"kill {os.getpid()}"}.items():
+        say(f"{name:10} {value}")

@@ -18,6 +18,7 @@ from itertools import count
 from math import ceil
 from typing import Any
 
+from deploy.command import say
 from deploy.hosts.serve.children import FIRST_PAUSE_S, Child, Relay, lengthen, write_list
 from deploy.hosts.serve.doors import (
     ALIVE,
@@ -149,7 +150,7 @@ class Supervisor:
         was_serving = child.is_serving
         self._forget(child)
         if was_serving and not self._is_ending:
-            _say(f"process {child.number} has ended ({child.end}); another starts")
+            say(f"serve: process {child.number} has ended ({child.end}); another starts", sys.stderr)
             is_steady = asyncio.get_running_loop().time() - began_s > STEADY_S
             await self._revive(child.number, 0.0 if is_steady else FIRST_PAUSE_S)
 
@@ -174,7 +175,7 @@ class Supervisor:
                 new = await self._start(next(each for each in of_same if each not in taken))
                 if new is None:
                     if not self._is_ending:
-                        _say("the new archive does not load; the processes of the old one go on")
+                        say("serve: the new archive does not load; the processes of the old one go on", sys.stderr)
                     break
                 self._spawn(self._watch(new))
                 old.is_serving = False
@@ -217,7 +218,8 @@ class Supervisor:
             await asyncio.sleep(BALANCED_S)
             for child in self._choose():
                 if not child.ask(most):
-                    _say(f"process {child.number} has not answered for {self._limits.heartbeat_s:g} s, and is killed")
+                    silent = f"process {child.number} has not answered for {self._limits.heartbeat_s:g} s"
+                    say(f"serve: {silent}, and is killed", sys.stderr)
             serving = self._choose()
             mean = ceil(sum(each.connections for each in serving) / max(1, len(serving)))
             least = min((each.connections for each in serving), default=0)
@@ -293,8 +295,3 @@ class Supervisor:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
-
-
-def _say(words: str) -> None:
-    with suppress(OSError):  # a full disk must not prevent the next step
-        print(f"serve: {words}", file=sys.stderr, flush=True)

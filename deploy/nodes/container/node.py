@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterable
 from contextlib import suppress
 
+from deploy.command import say
 from deploy.gateway.drain import wait_idle
 from deploy.gateway.envoy.files import make_folder, write_resources
 from deploy.gateway.envoy.process import Envoy, NoAnswer
@@ -82,7 +83,7 @@ class NodeProcess:
             self._envoy.stop(LAST_RESPONSE_S)
             if self._logs is not None:
                 self._logs.terminate()
-            print("node: ended", flush=True)
+            say("node: ended")
 
     def _start(self) -> None:
         """Start Envoy, which reports that the node starts; then TorchServe, until all models are READY."""
@@ -94,7 +95,7 @@ class NodeProcess:
         self._publish(NodeStatus())
         self._keep_envoy()
         where = f"node: {self._settings.address}:{self._settings.port}"
-        print(f"{where}: starting", flush=True)
+        say(f"{where}: starting")
         models: list[tuple[str, str]] = []
         if server.settings.load_models or not server.settings.has_model_api:
             models = production.verify(local)
@@ -106,7 +107,7 @@ class NodeProcess:
         self._check()
         self._is_up = True
         served = ", ".join(f"{name} {version}" for name, version in models) or "the registered models"
-        print(f"{where}: serves {served}", flush=True)
+        say(f"{where}: serves {served}")
 
     def _check(self) -> None:
         self._keep_envoy()
@@ -153,7 +154,7 @@ class NodeProcess:
         self._answered_s = time.monotonic()
 
     def _drain(self) -> None:
-        print("node: drains", flush=True)
+        say("node: drains")
         self._check()  # from now on the node reports that it drains; requests that still arrive are answered
 
         def count_in_flight() -> int:
@@ -164,4 +165,4 @@ class NodeProcess:
                 return 1  # an unknown count is not idle: the next call asks this Envoy, or a restarted one
 
         limit_s, notice_s = self._response_timeout_s, self._settings.notice_s
-        wait_idle(count_in_flight, lambda line: print(f"node: {line}", flush=True), notice_s=notice_s, limit_s=limit_s)
+        wait_idle(count_in_flight, lambda line: say(f"node: {line}"), notice_s=notice_s, limit_s=limit_s)

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TypeVar
 
+from deploy.command import say
 from deploy.nodes.run import ServerError
 from deploy.nodes.run.machine import LocalNode
 from deploy.nodes.run.processes import find_holder, hold_pid_file, lock
@@ -62,7 +63,7 @@ def start_node(local: LocalNode) -> None:
         lost = []
         if server.settings.has_model_api:  # without the model API the configuration names all models
             for each, (line, reason) in zip(pending, restore(local, pending), strict=True):
-                print(line, flush=True)
+                say(line)
                 lost += [replace(each, lost=reason)] if reason else []
         record.finish(lost)  # the gateway answers 503 for a lost version, and the next start tries it again
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from deploy.command import say
 from deploy.models import ROOT
 from deploy.nodes.run import ServerError, development, lifecycle, production
 from deploy.nodes.run.lifecycle import find_watcher, start_node, stop_node
@@ -100,9 +101,9 @@ def stop(config: Path, folder: Path) -> None:
             stop_node(each, is_for_good=True)  # its stop was killed
     with ThreadPoolExecutor(max(1, len(running))) as pool:
         for line in pool.map(_stop, running):
-            print(line)
+            say(line)
     if not running:
-        print(f"{nodes[0].title}: not running")
+        say(f"{nodes[0].title}: not running")
     (folder / NODES.name).unlink(missing_ok=True)
 
 

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import nullcontext
+from contextlib import nullcontext, redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -30,6 +30,7 @@ from deploy.nodes.run.machine import LocalNode
 from deploy.nodes.run.server import Server as TorchServe
 from load.sandbox import GATEWAY_PORTS, Sandbox, free_ports
 from tests.client.script import Server, Step, ok
+from tests.disks import full_disk
 from tests.tables import table
 from tests.waiting import until
 from torchserve_client.gateway import Gateway, NodeState
@@ -308,7 +309,8 @@ def test_restart_takes_nodes_out_one_by_one_and_only_if_another_serves(
     monkeypatch.setattr(processes, "ATTEMPTS", 1)
     with processes.hold_pid_file(tmp_path / "restart.pid"), pytest.raises(ServerError, match="already running"):
         drain.restart(options)
-    drain.restart(options)
+    with full_disk() as disk, redirect_stdout(disk):  # or a reader that has ended
+        drain.restart(options)
     assert fleet.steps == [step.format(name) for name in "ab" for step in steps]
     assert fleet.waits_s == [GatewaySettings().limits.response_s] * 2
     fleet = Fleet(monkeypatch, tmp_path, b=1)
