@@ -6,7 +6,6 @@ if a test has changed something about it.
 
 import fcntl
 import json
-import shutil
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -25,6 +24,7 @@ from load import sandbox
 from load.sandbox import Sandbox, run_server
 from tests.exports import shared
 from tests.waiting import until
+from torchserve_client.files import copy_folder, remove
 from torchserve_client.management import ManagementError
 
 MOBILENET = "mobilenet-v2"
@@ -162,7 +162,7 @@ def serve(registrations: Registrations) -> Make:
 def vary(store: Path, name: str, of: str, handler: Mapping[str, Any], settings: Mapping[str, Any]) -> Path:
     """Copy an archive's folder under another name, with other settings; returns the copy."""
     folder = store / name
-    shutil.copytree(store / of, folder)
+    copy_folder(store / of, folder)
     path = folder / "model-config.yaml"
     config = {**yaml.safe_load(path.read_text()), **settings}
     config["handler"].update(handler)
@@ -187,7 +187,13 @@ def variant(model_store: Path, server: Server) -> Iterator[Make]:
     for folder in made:
         with suppress(ManagementError):
             server.management.unregister(folder.name)
-        shutil.rmtree(folder)
+        until(lambda folder=folder: is_removed(folder))  # type: ignore[misc]
+
+
+def is_removed(folder: Path) -> bool:
+    """Remove a folder; False if a killed worker was writing there until now."""
+    remove(folder)
+    return not folder.exists()
 
 
 def worker_pid(server: Server, name: str) -> int:
