@@ -71,7 +71,7 @@ packages: .venv/.installed ## install what test-all needs besides .venv; needs r
 	@tests/nightly/packages/prometheus.sh
 
 # A part that fails does not end the run; the table at the end names every module with its seconds and results.
-test-all: ## run every test: image, Kubernetes, browser, soak, drills; an hour
+test-all: ## run every test: image, Kubernetes, browser, soak, drills; two hours
 	@rm -rf .pytest_cache/tiers
 	@$(MAKE) --keep-going packages docs lint tier-check tier-builds tier-test tier-nightly; status=$$?; \
 		$(BIN)/python -m tests.tiers; exit $$status

@@ -27,7 +27,7 @@ from torchserve_client.retry import RetryPolicy
 from torchserve_client.version import VERSION
 
 PROGRAM = "torchserve-client"
-# Exit codes, besides USAGE.
+# An exit code, besides USAGE and FAILED.
 INTERRUPTED = 130  # 128 + SIGINT, as a shell reports it
 # Environment variables for the addresses, and the addresses without them.
 URL = "TORCHSERVE_URL"
