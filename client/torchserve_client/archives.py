@@ -21,7 +21,7 @@ from pathlib import Path
 import yaml
 
 from torchserve_client.errors import InvalidPayload
-from torchserve_client.files import copy_folder, replacing
+from torchserve_client.files import copy_folder, find_files, replacing
 from torchserve_client.payloads import Json
 
 MANIFEST = "MAR-INF/MANIFEST.json"
@@ -99,8 +99,7 @@ def identify(path: Path) -> str:
 
 def _digest(path: Path) -> str:
     if path.is_dir():
-        files = sorted(each for each in path.rglob("*") if each.is_file() and "__pycache__" not in each.parts)
-        sums = {str(each.relative_to(path)): zlib.crc32(each.read_bytes()) for each in files}
+        sums = {str(each.relative_to(path)): zlib.crc32(each.read_bytes()) for each in find_files(path)}
     else:
         with zipfile.ZipFile(path) as archive:
             sums = {each.filename: each.CRC for each in archive.infolist() if not each.is_dir()}

@@ -20,6 +20,7 @@ from deploy.models import TENSORS, ModelEntry
 from deploy.places import STORE
 from deploy.progress import step
 from deploy.work_folders import make_work_folder
+from torchserve_client.files import find_files
 
 RANDOM_SEED = 0
 
@@ -145,8 +146,7 @@ def _find_beside(model: ModelEntry, name: str) -> Path:
 
 def _find_path(model: ModelEntry, path: Path) -> Source:
     if path.is_dir():
-        found = (each for each in sorted(path.rglob("*")) if "__pycache__" not in each.parts and each.is_file())
-        listed = list_files(path) if model.handler == TENSORS else found
+        listed = list_files(path) if model.handler == TENSORS else find_files(path)
         return Source("folder", str(path), f"folder {[_identify(file, path) for file in listed]}")
     if not path.is_file():
         raise WeightsUnavailable(f"{model.name}: no file {path}; {_name_options(model)}")
